@@ -1,0 +1,151 @@
+"""Messages between the API process and the engine process.
+
+Wire format: a little-endian uint32 length, then one msgpack document (`msgspec`), over a unix
+socket in a folder of mode 0700. Every message is a tagged struct; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Literal
+
+import msgspec
+
+LENGTH = struct.Struct("<I")
+MAX_MESSAGE_BYTES = 64 << 20
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one request's tokens are chosen and when it ends.
+
+    temperature: 0 means greedy (argmax); otherwise logits are divided by it.
+    top_k: keep the k most likely tokens; 0 keeps all. Ties at the threshold are kept.
+    top_p: then keep the smallest set of most likely tokens whose probability reaches it; 1 keeps all.
+    seed: with the position of the token it is the whole state of the random choice, so the same
+        seed gives the same text whatever else runs.
+    max_tokens: upper bound on generated tokens, at least 1.
+    stop_token_ids: end the request; the id itself counts as generated and is reported.
+    ignore_eos: the model's own end ids do not stop the request; `stop_token_ids` still do.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+# ---- API process -> engine process -------------------------------------------------------------
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """Queue one sequence. `prompt` is token ids, 1..max_context-1 of them."""
+
+    request_id: str
+    prompt: list[int]
+    sampling: SamplingParams
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Stop a request and free its blocks within a step. An unknown id is ignored."""
+
+    request_id: str
+
+
+class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
+    """Ask for one `Stats`."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Abort what runs and exit."""
+
+
+ToEngine = Submit | Abort | GetStats | Shutdown
+
+
+# ---- engine process -> API process -------------------------------------------------------------
+
+
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    """A stage of start-up began."""
+
+    stage: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine serves.
+
+    max_context: longest prompt + generated tokens of one sequence.
+    eos_token_ids: ids that end a sequence unless `ignore_eos`.
+    kernel_set, reason: which kernel set runs and why it was chosen.
+    ledger: (stage, seconds) in order.
+    """
+
+    backend: str
+    kernel_set: str
+    reason: str
+    max_context: int
+    vocab_size: int
+    eos_token_ids: list[int]
+    ledger: list[tuple[str, float]]
+
+
+class SequenceOutput(msgspec.Struct, frozen=True):
+    """New tokens of one request. After a `finish_reason` nothing more is sent for it.
+
+    error: set with finish_reason "error": one sentence for the client.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+class StepOutput(msgspec.Struct, frozen=True, tag="step_output"):
+    """Everything that one step produced."""
+
+    outputs: list[SequenceOutput]
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats"):
+    """A snapshot between two steps."""
+
+    running: int
+    waiting: int
+    free_blocks: int
+    total_blocks: int
+    steps: int
+
+
+class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
+    """The engine cannot go on (load failed or the step loop broke); the process exits after it."""
+
+    error: str
+
+
+FromEngine = Loading | Ready | StepOutput | Stats | Fatal
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    """One message as bytes on the wire, length prefix included."""
+    body = _encoder.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def decode_to_engine(body: bytes) -> ToEngine:
+    """A message of the API process. Raises msgspec.ValidationError on anything else."""
+    return _to_engine.decode(body)
+
+
+def decode_from_engine(body: bytes) -> FromEngine:
+    """A message of the engine process. Raises msgspec.ValidationError on anything else."""
+    return _from_engine.decode(body)
