@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from atlas.config import EngineConfig
+
 LENGTH = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 64 << 20
 
@@ -42,6 +44,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 # ---- API process -> engine process -------------------------------------------------------------
 
 
+class Configure(msgspec.Struct, frozen=True, tag="configure"):
+    """The first message, and sent once: what to load and how."""
+
+    config: EngineConfig
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Queue one sequence. `prompt` is token ids, 1..max_context-1 of them."""
 
@@ -64,7 +72,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Abort what runs and exit."""
 
 
-ToEngine = Submit | Abort | GetStats | Shutdown
+ToEngine = Configure | Submit | Abort | GetStats | Shutdown
 
 
 # ---- engine process -> API process -------------------------------------------------------------

@@ -1,0 +1,205 @@
+"""The generic decoder: embedding, layers of attention and a gated MLP, head, sampling.
+
+Families call `record` with a `ModelConfig`; what differs between them is data, not code.
+"""
+
+from __future__ import annotations
+
+from atlas.models.family import ModelConfig
+from atlas.runtime.program import Recorder, StepPrograms
+from atlas.targets.quant import Recipe
+from atlas.targets.shape import KV_BLOCK_SIZE, Shape
+
+_ROWS = {"rows": "n_rows"}
+
+
+class _Decoder:
+    """Records one decoder; each method records one part, in execution order."""
+
+    def __init__(self, config: ModelConfig, recipe: Recipe) -> None:
+        self.config, self.recipe, self.shape = config, recipe, config.shape
+        self.r = Recorder()
+
+    def weight(self, name: str, dtype: str, *shape: int) -> str:
+        return self.r.buffer(name, dtype, shape, "weight")
+
+    def workspace(self, name: str, dtype: str, *shape: str | int) -> str:
+        return self.r.buffer(name, dtype, shape, "workspace")
+
+    def rms_norm(self, name: str, x: str, weight: str, dim: str = "n_rows") -> str:
+        hidden = self.shape.hidden_size
+        out = self.workspace("normed" if dim == "n_rows" else "logits_normed", self.recipe.activations, dim, hidden)
+        self.r.launch(
+            "rms_norm",
+            name,
+            {"x": x, "weight": self.weight(weight, self.recipe.norms, hidden), "out": out},
+            {"rows": dim},
+            {"hidden": hidden, "eps": self.shape.rms_norm_eps},
+        )
+        return out
+
+    def linear(self, name: str, x: str, weight: str, out: str, n: int, k: int, dim: str = "n_rows") -> str:
+        self.r.launch("linear", name, {"x": x, "weight": weight, "out": out}, {"rows": dim}, {"n": n, "k": k})
+        return out
+
+    def embedding(self) -> str:
+        vocab, hidden = self.shape.vocab_size, self.shape.hidden_size
+        residual = self.workspace("residual", self.recipe.residual, "n_rows", hidden)
+        self.r.launch(
+            "embedding",
+            "embedding",
+            {
+                "row_token": "step.row_token",
+                "row_seq": "step.row_seq",
+                "seq_slot": "step.seq_slot",
+                "last_token": self.r.buffer("last_token", "i32", ("n_slots",), "state"),
+                "table": self.weight("embedding.weight", self.recipe.embedding, vocab, hidden),
+                "out": residual,
+            },
+            {"rows": "n_rows", "seqs": "n_seqs", "slots": "n_slots"},
+            {"vocab": vocab, "hidden": hidden},
+        )
+        return residual
+
+    def residual_add(self, name: str, x: str) -> None:
+        self.r.launch(
+            "residual_add", name, {"x": x, "residual": "residual"}, _ROWS, {"hidden": self.shape.hidden_size}
+        )
+
+    def attention(self, layer: str) -> None:
+        s, act = self.shape, self.recipe.activations
+        q_size, qkv_size = s.n_heads * s.head_dim, (s.n_heads + 2 * s.n_kv_heads) * s.head_dim
+        normed = self.rms_norm(f"{layer}.attention_norm", "residual", f"{layer}.attention_norm.weight")
+        qkv = self.linear(
+            f"{layer}.qkv",
+            normed,
+            self.weight(f"{layer}.qkv.weight", self.recipe.projections, qkv_size, s.hidden_size),
+            self.workspace("qkv", act, "n_rows", qkv_size),
+            qkv_size,
+            s.hidden_size,
+        )
+        cache_shape = ("n_blocks", s.n_kv_heads, KV_BLOCK_SIZE, s.head_dim)
+        where = {
+            "row_position": "step.row_position",
+            "row_seq": "step.row_seq",
+            "block_table": "step.block_table",
+            "k_cache": self.r.buffer(f"{layer}.k_cache", self.recipe.kv, cache_shape, "state"),
+            "v_cache": self.r.buffer(f"{layer}.v_cache", self.recipe.kv, cache_shape, "state"),
+        }
+        dims = {"rows": "n_rows", "seqs": "n_seqs", "max_blocks": "max_blocks", "blocks": "n_blocks"}
+        heads = {"n_heads": s.n_heads, "n_kv_heads": s.n_kv_heads, "head_dim": s.head_dim}
+        q = self.workspace("q", act, "n_rows", q_size)
+        inv_freq = self.weight("rope.inv_freq", "f32", s.head_dim // 2)
+        self.r.launch(
+            "rope_kv_append", f"{layer}.rope", {"qkv": qkv, "inv_freq": inv_freq, "q_out": q, **where}, dims, heads
+        )
+        attended = self.workspace("attended", act, "n_rows", q_size)
+        self.r.launch("paged_attention", f"{layer}.attention", {"q": q, "out": attended, **where}, dims, heads)
+        projected = self.linear(
+            f"{layer}.o",
+            attended,
+            self.weight(f"{layer}.o.weight", self.recipe.projections, s.hidden_size, q_size),
+            self.workspace("projected", act, "n_rows", s.hidden_size),
+            s.hidden_size,
+            q_size,
+        )
+        self.residual_add(f"{layer}.attention_residual", projected)
+
+    def mlp(self, layer: str) -> None:
+        s, act = self.shape, self.recipe.activations
+        normed = self.rms_norm(f"{layer}.mlp_norm", "residual", f"{layer}.mlp_norm.weight")
+        gate_up = self.linear(
+            f"{layer}.gate_up",
+            normed,
+            self.weight(f"{layer}.gate_up.weight", self.recipe.projections, 2 * s.intermediate_size, s.hidden_size),
+            self.workspace("gate_up", act, "n_rows", 2 * s.intermediate_size),
+            2 * s.intermediate_size,
+            s.hidden_size,
+        )
+        gated = self.workspace("gated", act, "n_rows", s.intermediate_size)
+        self.r.launch(
+            "swiglu",
+            f"{layer}.swiglu",
+            {"gate_up": gate_up, "out": gated},
+            _ROWS,
+            {"intermediate": s.intermediate_size},
+        )
+        projected = self.linear(
+            f"{layer}.down",
+            gated,
+            self.weight(f"{layer}.down.weight", self.recipe.projections, s.hidden_size, s.intermediate_size),
+            self.workspace("projected", act, "n_rows", s.hidden_size),
+            s.hidden_size,
+            s.intermediate_size,
+        )
+        self.residual_add(f"{layer}.mlp_residual", projected)
+
+    def head(self) -> None:
+        """Only rows whose logits are wanted pass the final norm and the head."""
+        s = self.shape
+        selected = self.workspace("logits_hidden", self.recipe.residual, "n_logits", s.hidden_size)
+        self.r.launch(
+            "gather_rows",
+            "gather_rows",
+            {"x": "residual", "index": "step.logit_row", "out": selected},
+            {"rows": "n_rows", "logits": "n_logits"},
+            {"hidden": s.hidden_size},
+        )
+        normed = self.rms_norm("final_norm", selected, "final_norm.weight", "n_logits")
+        if self.config.tied:
+            weight = "embedding.weight"
+        else:
+            weight = self.weight("lm_head.weight", self.recipe.lm_head, s.vocab_size, s.hidden_size)
+        logits = self.workspace("logits", self.recipe.logits, "n_logits", s.vocab_size)
+        self.linear("lm_head", normed, weight, logits, s.vocab_size, s.hidden_size, "n_logits")
+
+    def sample(self) -> None:
+        vocab = self.shape.vocab_size
+        mask_shape = ("n_logits", -(-vocab // 32))
+        self.r.launch(
+            "mask_logits",
+            "mask_logits",
+            {
+                "mask_index": "step.logit_mask",
+                "mask": self.r.buffer("logit_mask", "u32", mask_shape, "delivery"),
+                "logits": "logits",
+            },
+            {"logits": "n_logits"},
+            {"vocab": vocab},
+        )
+        self.r.launch(
+            "sample",
+            "sample",
+            {
+                "logits": "logits",
+                "temperature": "step.logit_temperature",
+                "top_k": "step.logit_top_k",
+                "top_p": "step.logit_top_p",
+                "seed": "step.logit_seed",
+                "position": "step.logit_position",
+                "slot": "step.logit_slot",
+                "token": self.r.buffer("token", "i32", ("n_logits",), "state"),
+                "last_token": "last_token",
+            },
+            {"logits": "n_logits", "slots": "n_slots"},
+            {"vocab": vocab},
+        )
+
+
+def kv_bytes_per_block(shape: Shape, n_layers: int, dtype_bytes: int) -> int:
+    """Bytes of one KV block over all layers, K and V."""
+    return 2 * n_layers * shape.n_kv_heads * KV_BLOCK_SIZE * shape.head_dim * dtype_bytes
+
+
+def record(config: ModelConfig, recipe: Recipe) -> StepPrograms:
+    """Record the forward and sample programs of a decoder."""
+    decoder = _Decoder(config, recipe)
+    decoder.r.begin("forward")
+    decoder.embedding()
+    for index in range(config.n_layers):
+        decoder.attention(f"layers.{index}")
+        decoder.mlp(f"layers.{index}")
+    decoder.head()
+    decoder.r.begin("sample")
+    decoder.sample()
+    return decoder.r.finish()

@@ -1,0 +1,35 @@
+"""Op contracts, one file each, with their NumPy reference implementation beside them.
+
+An op is found by its name in three places: `atlas/ops/<op>.py` (contract and reference),
+`kernels/<hardware>/<op>.{cpp,cu}` (kernel) and `tests/contract/test_<op>.py`.
+"""
+
+from atlas.ops.embedding import EMBEDDING
+from atlas.ops.gather_rows import GATHER_ROWS
+from atlas.ops.linear import LINEAR
+from atlas.ops.mask_logits import MASK_LOGITS
+from atlas.ops.op import Op, Operand
+from atlas.ops.paged_attention import PAGED_ATTENTION
+from atlas.ops.residual_add import RESIDUAL_ADD
+from atlas.ops.rms_norm import RMS_NORM
+from atlas.ops.rope_kv_append import ROPE_KV_APPEND
+from atlas.ops.sample import SAMPLE
+from atlas.ops.swiglu import SWIGLU
+
+OPS = {
+    op.name: op
+    for op in (
+        EMBEDDING,
+        RMS_NORM,
+        LINEAR,
+        ROPE_KV_APPEND,
+        PAGED_ATTENTION,
+        SWIGLU,
+        RESIDUAL_ADD,
+        GATHER_ROWS,
+        MASK_LOGITS,
+        SAMPLE,
+    )
+}
+
+__all__ = ["OPS", "Op", "Operand"]

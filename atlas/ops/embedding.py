@@ -1,0 +1,34 @@
+"""embedding: token ids -> rows of the token table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from atlas.ops.lazy import np
+from atlas.ops.op import EXACT, FLOAT, Arrays, Constants, Op, Operand
+
+
+def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
+    """out[r] = table[token(r)]; a negative row_token means the last token sampled in the row's slot."""
+    rows = dims["rows"]
+    tokens = arrays["row_token"][:rows].astype(np.int64)
+    slots = arrays["seq_slot"][arrays["row_seq"][:rows]]
+    tokens = np.where(tokens < 0, arrays["last_token"][slots], tokens)
+    arrays["out"][:rows] = arrays["table"][tokens].astype(np.float32)
+
+
+EMBEDDING = Op(
+    name="embedding",
+    operands=(
+        Operand("row_token", ("rows",), ("i32",)),
+        Operand("row_seq", ("rows",), ("i32",)),
+        Operand("seq_slot", ("seqs",), ("i32",)),
+        Operand("last_token", ("slots",), ("i32",)),
+        Operand("table", ("vocab", "hidden"), FLOAT),
+        Operand("out", ("rows", "hidden"), ("f32",), "out"),
+    ),
+    dims=("rows", "seqs", "slots"),
+    constants=("vocab", "hidden"),
+    reference=reference,
+    tolerance={"f32": EXACT},
+)

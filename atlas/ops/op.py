@@ -1,0 +1,88 @@
+"""What an op contract is. Standard library only; references get NumPy lazily."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+Mode = Literal["in", "out", "inout"]
+Constants = Mapping[str, int | float]
+Arrays = Mapping[str, Any]
+"""Operand name -> NumPy view of its whole buffer, logical layout. Outputs are written in place."""
+
+FLOAT = ("f32", "bf16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """One array of an op.
+
+    shape: expressions over the op's dims and constants, row-major. A buffer may have more rows than
+        the run-time dim; rows beyond it are neither read nor written.
+    dtypes: accepted element types.
+    mode: "in" is read, "out" is written wholly (within the run-time dims), "inout" is both, or is
+        written only in part (a cache).
+    """
+
+    name: str
+    shape: tuple[str | int, ...]
+    dtypes: tuple[str, ...]
+    mode: Mode = "in"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tolerance:
+    """Elements may differ from the reference by `atol + rtol * |reference|`, by output dtype.
+
+    `atol` is relative to the largest magnitude of the reference's output: an absolute bound alone
+    would mean nothing for outputs of another scale.
+    """
+
+    rtol: float
+    atol: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """A contract: name, operands, what is computed, and how exactly.
+
+    dims: run-time sizes. A program binds each to a symbol of the step header (see
+        atlas/runtime/step.py); kernels read the value from the device, so graphs stay valid.
+    constants: sizes and scalars fixed for a model: compile-time constants on a GPU, run-time
+        arguments on a CPU. A trailing "eps"-like name is a float.
+    reference: computes the outputs in place with NumPy: `reference(arrays, dims, constants)`.
+    tolerance: output dtype -> bound on the difference between a kernel and the reference.
+    float_constants: those constants that are floats; all others are integers.
+    """
+
+    name: str
+    operands: tuple[Operand, ...]
+    dims: tuple[str, ...]
+    constants: tuple[str, ...]
+    reference: Callable[[Arrays, Mapping[str, int], Constants], None]
+    tolerance: Mapping[str, Tolerance]
+    float_constants: tuple[str, ...] = ()
+
+    def operand(self, name: str) -> Operand:
+        return next(operand for operand in self.operands if operand.name == name)
+
+    def contract_hash(self) -> str:
+        """Changes whenever a kernel written to the old contract would be wrong under the new one."""
+        document = {
+            "name": self.name,
+            "operands": [dataclasses.astuple(operand) for operand in self.operands],
+            "dims": self.dims,
+            "constants": self.constants,
+            "float_constants": self.float_constants,
+        }
+        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
+
+
+EXACT = Tolerance(0.0, 0.0)
+F32 = Tolerance(rtol=2e-5, atol=2e-6)
+"""fp32 arithmetic in another summation order."""
+BF16 = Tolerance(rtol=1.0 / 128, atol=1e-3)
+"""One bf16 rounding step either way (2^-8 relative each) on a value computed in fp32."""

@@ -1,0 +1,60 @@
+"""paged_attention: causal grouped-query attention of each row over its sequence's KV blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from atlas.ops.lazy import np
+from atlas.ops.op import FLOAT, Arrays, Constants, Op, Operand, Tolerance
+from atlas.targets.shape import KV_BLOCK_SIZE
+
+
+def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
+    """out[r, h] = softmax(q[r, h] . K / sqrt(head_dim)) V over positions 0..row_position[r].
+
+    Scores, softmax and the weighted sum are fp32. The kernel must compute a row by the same
+    arithmetic whether it comes alone, in a batch or in any chunk of its prompt.
+    """
+    n_heads, n_kv_heads = int(constants["n_heads"]), int(constants["n_kv_heads"])
+    head_dim = int(constants["head_dim"])
+    rows = dims["rows"]
+    sequence = arrays["row_seq"][:rows]
+    positions = arrays["row_position"][:rows]
+    q = arrays["q"][:rows].astype(np.float32).reshape(rows, n_kv_heads, n_heads // n_kv_heads, head_dim)
+    out = arrays["out"]
+    for seq in np.unique(sequence):
+        members = np.flatnonzero(sequence == seq)
+        length = int(positions[members].max()) + 1
+        blocks = arrays["block_table"][seq, : -(-length // KV_BLOCK_SIZE)]
+        # [blocks, heads, 16, dim] -> [heads, length, dim]
+        keys, values = (
+            arrays[name][blocks].astype(np.float32).transpose(1, 0, 2, 3).reshape(n_kv_heads, -1, head_dim)[:, :length]
+            for name in ("k_cache", "v_cache")
+        )
+        scores = np.einsum("rhgd,hld->rhgl", q[members], keys, optimize=True) * np.float32(head_dim**-0.5)
+        visible = np.arange(length)[None, :] <= positions[members][:, None]
+        scores = np.where(visible[:, None, None, :], scores, np.float32(-np.inf))
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        result = np.einsum("rhgl,hld->rhgd", weights, values, optimize=True)
+        out[members] = result.reshape(len(members), -1).astype(out.dtype)
+
+
+_CACHE = ("blocks", "n_kv_heads", KV_BLOCK_SIZE, "head_dim")
+
+PAGED_ATTENTION = Op(
+    name="paged_attention",
+    operands=(
+        Operand("q", ("rows", "n_heads * head_dim"), FLOAT),
+        Operand("k_cache", _CACHE, FLOAT),
+        Operand("v_cache", _CACHE, FLOAT),
+        Operand("row_position", ("rows",), ("i32",)),
+        Operand("row_seq", ("rows",), ("i32",)),
+        Operand("block_table", ("seqs", "max_blocks"), ("i32",)),
+        Operand("out", ("rows", "n_heads * head_dim"), FLOAT, "out"),
+    ),
+    dims=("rows", "seqs", "max_blocks", "blocks"),
+    constants=("n_heads", "n_kv_heads", "head_dim"),
+    reference=reference,
+    tolerance={"f32": Tolerance(5e-5, 2e-5), "bf16": Tolerance(1.0 / 64, 4e-3)},
+)

@@ -1,0 +1,107 @@
+"""Memory plan: one arena, weights | state | step and delivery blocks | workspace.
+
+Workspace buffers share memory when their lifetimes over the launches of a step do not overlap.
+Every byte of the arena has an owner in `MemoryPlan.ledger()`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from atlas.runtime import step
+from atlas.runtime.program import Buffer, StepPrograms
+from atlas.targets.quant import DTYPE_BYTES
+
+ALIGNMENT = 256
+"""Start of every buffer: enough for any vector load and for TMA (128)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPlan:
+    """Where each buffer lies. offsets, sizes: bytes; regions: region -> (begin, end)."""
+
+    offsets: Mapping[str, int]
+    sizes: Mapping[str, int]
+    regions: Mapping[str, tuple[int, int]]
+    total: int
+
+    def ledger(self) -> list[tuple[str, int]]:
+        """(region, bytes) in order; the sum is `total`."""
+        return [(name, end - begin) for name, (begin, end) in self.regions.items()]
+
+
+def _align(value: int) -> int:
+    return -(-value // ALIGNMENT) * ALIGNMENT
+
+
+def plan(programs: StepPrograms, limits: step.Limits, physical_sizes: Mapping[str, int]) -> MemoryPlan:
+    """Plan the arena.
+
+    Args:
+        physical_sizes: bytes of weight buffers whose layout on the device is not the logical one.
+    """
+    symbols = limits.symbols()
+
+    def size_of(buffer: Buffer) -> int:
+        logical = DTYPE_BYTES[buffer.dtype] * math.prod(buffer.extents(symbols))
+        return physical_sizes.get(buffer.name, logical)
+
+    offsets: dict[str, int] = {}
+    sizes = {buffer.name: size_of(buffer) for buffer in programs.buffers.values()}
+    regions: dict[str, tuple[int, int]] = {}
+    cursor = 0
+
+    def place(region: str, kind: str) -> None:
+        nonlocal cursor
+        begin = cursor
+        for buffer in programs.buffers.values():
+            if buffer.kind == kind:
+                offsets[buffer.name] = cursor
+                cursor = _align(cursor + sizes[buffer.name])
+        regions[region] = (begin, cursor)
+
+    place("weights", "weight")
+    place("state", "state")
+    place("delivery", "delivery")
+
+    field_offsets, step_bytes = step.offsets(limits)
+    begin = cursor
+    for field, offset in field_offsets.items():
+        offsets[f"step.{field}"] = begin + offset
+    cursor = _align(begin + step_bytes)
+    regions["step"] = (begin, cursor)
+
+    begin = cursor
+    placed, workspace_bytes = _place_workspace(programs, sizes)
+    for name, offset in placed.items():
+        offsets[name] = begin + offset
+    cursor = begin + workspace_bytes
+    regions["workspace"] = (begin, cursor)
+    return MemoryPlan(offsets, sizes, regions, cursor)
+
+
+def _place_workspace(programs: StepPrograms, sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
+    """Greedy by size: each buffer at the lowest offset free over its whole lifetime."""
+    lifetime: dict[str, tuple[int, int]] = {}
+    for index, launch in enumerate(programs.launches()):
+        for name in (*launch.reads(), *launch.writes()):
+            if programs.buffers[name].kind == "workspace":
+                first, _ = lifetime.get(name, (index, index))
+                lifetime[name] = (first, index)
+    placed: dict[str, int] = {}
+    for name in sorted(lifetime, key=lambda n: (-sizes[n], n)):
+        first, last = lifetime[name]
+        taken = sorted(
+            (placed[other], placed[other] + _align(sizes[other]))
+            for other in placed
+            if lifetime[other][0] <= last and first <= lifetime[other][1]
+        )
+        offset = 0
+        for begin, end in taken:
+            if offset + sizes[name] <= begin:
+                break
+            offset = max(offset, end)
+        placed[name] = offset
+    return placed, max((placed[name] + _align(sizes[name]) for name in placed), default=0)

@@ -1,0 +1,217 @@
+"""Programs: recorded lists of launches over named buffers with symbolic dims.
+
+A model family records a program once, from shape and recipe alone; nothing here touches a device or
+NumPy. The build takes a program's launches as the closure of a target ("which kernels are needed"),
+the loader binds its buffers to the arena, the core replays it, and the reference backend executes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Literal
+
+from atlas.errors import BuildError
+from atlas.ops import OPS
+from atlas.ops.op import Op
+from atlas.runtime.step import FIELDS, SYMBOLS
+from atlas.targets.expression import evaluate, names_in
+
+BufferKind = Literal["weight", "state", "workspace", "step", "delivery"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A named array.
+
+    shape: expressions over step symbols and integers.
+    kind: weight (written at load), state (persists between steps), workspace (reused when dead),
+        step (a field of the step block), delivery (written by the host between forward and sample).
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[str | int, ...]
+    kind: BufferKind
+
+    def extents(self, symbols: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(evaluate(extent, symbols, self.name) for extent in self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelKey:
+    """What a kernel is specialised for: an op, its operands' element types, its constants.
+
+    On hardware whose kernels take run-time constants (`cpu`) only op and dtypes select the kernel.
+    """
+
+    op: str
+    dtypes: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, int | float], ...]
+
+    def signature(self) -> str:
+        """op and the dtypes of operands that may vary, e.g. `linear.x_bf16.weight_bf16.out_f32`."""
+        varying = {operand.name for operand in OPS[self.op].operands if len(operand.dtypes) > 1}
+        return ".".join([self.op, *(f"{name}_{dtype}" for name, dtype in self.dtypes if name in varying)])
+
+    def name(self) -> str:
+        """A readable, unique C identifier."""
+        constants = [f"{k}{v}" if isinstance(v, int) else f"{k}{v:g}" for k, v in self.constants]
+        text = "__".join([self.signature().replace(".", "_"), *constants])
+        return "".join(c if c.isalnum() or c == "_" else "_" for c in text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One kernel launch. `operands`: operand -> buffer name, in the contract's order."""
+
+    name: str
+    key: KernelKey
+    operands: tuple[tuple[str, str], ...]
+    dims: tuple[tuple[str, str], ...]
+
+    @property
+    def op(self) -> Op:
+        return OPS[self.key.op]
+
+    def reads(self) -> list[str]:
+        return [buffer for name, buffer in self.operands if self.op.operand(name).mode != "out"]
+
+    def writes(self) -> list[str]:
+        return [buffer for name, buffer in self.operands if self.op.operand(name).mode != "in"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Launches in order. They share one table of buffers with the other programs of a step."""
+
+    name: str
+    launches: tuple[Launch, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPrograms:
+    """A step's two programs. Between them the host may write "delivery" buffers (a grammar mask)."""
+
+    buffers: Mapping[str, Buffer]
+    forward: Program
+    sample: Program
+
+    def launches(self) -> tuple[Launch, ...]:
+        return self.forward.launches + self.sample.launches
+
+    def closure(self) -> list[KernelKey]:
+        """Every distinct kernel the programs need, in first-use order."""
+        return list(dict.fromkeys(launch.key for launch in self.launches()))
+
+    def describe(self) -> str:
+        """The programs as text, one launch a line."""
+        lines = []
+        for program in (self.forward, self.sample):
+            lines.append(f"{program.name}:")
+            for launch in program.launches:
+                operands = ", ".join(f"{operand}={buffer}" for operand, buffer in launch.operands)
+                lines.append(f"  {launch.name}: {launch.key.signature()}({operands})")
+        return "\n".join(lines)
+
+
+class Recorder:
+    """Records programs. Every launch is checked against its op's contract as it is recorded."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, Buffer] = {}
+        self._programs: dict[str, list[Launch]] = {}
+        self._current: list[Launch] = []
+        for field in FIELDS:
+            self.buffer(f"step.{field.name}", field.dtype, field.shape, "step")
+
+    def buffer(self, name: str, dtype: str, shape: tuple[str | int, ...], kind: BufferKind) -> str:
+        """Declare a buffer; declaring it again must agree. Returns the name."""
+        new = Buffer(name, dtype, shape, kind)
+        known = self.buffers.setdefault(name, new)
+        if known != new:
+            raise BuildError(f"buffer {name}", f"declared as {new}, earlier as {known}")
+        return name
+
+    def begin(self, program: str) -> None:
+        """Launches recorded from here on belong to `program`."""
+        self._current = self._programs.setdefault(program, [])
+
+    def launch(
+        self,
+        op: str,
+        name: str,
+        operands: Mapping[str, str],
+        dims: Mapping[str, str],
+        constants: Mapping[str, int | float],
+    ) -> None:
+        """Record one launch of `op`.
+
+        Raises:
+            BuildError: an operand, dim or constant is missing, unknown, or of another shape or dtype
+                than the contract says.
+        """
+        contract = OPS[op]
+        where = f"launch {name} of op {op}"
+        for what, given, expected in (
+            ("operands", operands, [operand.name for operand in contract.operands]),
+            ("dims", dims, contract.dims),
+            ("constants", constants, contract.constants),
+        ):
+            if set(given) != set(expected):
+                raise BuildError(where, f"{what} {sorted(given)}", f"exactly {sorted(expected)}")
+        for dim, symbol in dims.items():
+            if symbol not in SYMBOLS:
+                raise BuildError(where, f"dim {dim} is bound to {symbol!r}", ", ".join(SYMBOLS))
+        dtypes = []
+        for operand in contract.operands:
+            buffer = self.buffers.get(operands[operand.name])
+            if buffer is None:
+                raise BuildError(where, f"operand {operand.name}: no buffer {operands[operand.name]!r}")
+            if buffer.dtype not in operand.dtypes:
+                raise BuildError(
+                    where, f"operand {operand.name} is {buffer.dtype} ({buffer.name})", ", ".join(operand.dtypes)
+                )
+            self._check_shape(where, buffer, operand.shape, dims, constants)
+            dtypes.append((operand.name, buffer.dtype))
+        key = KernelKey(op, tuple(dtypes), tuple((c, constants[c]) for c in contract.constants))
+        self._current.append(
+            Launch(
+                name,
+                key,
+                tuple((operand.name, operands[operand.name]) for operand in contract.operands),
+                tuple((dim, dims[dim]) for dim in contract.dims),
+            )
+        )
+
+    def _check_shape(
+        self,
+        where: str,
+        buffer: Buffer,
+        shape: tuple[str | int, ...],
+        dims: Mapping[str, str],
+        constants: Mapping[str, int | float],
+    ) -> None:
+        integers = {name: value for name, value in constants.items() if isinstance(value, int)}
+        expected = [
+            dims[extent] if isinstance(extent, str) and extent in dims else _constant(extent, integers, where)
+            for extent in shape
+        ]
+        found = [_constant(extent, {}, where) if not names_in(extent) else extent for extent in buffer.shape]
+        if found != expected:
+            raise BuildError(where, f"buffer {buffer.name} has shape {found}", str(expected))
+
+    def finish(self) -> StepPrograms:
+        """The recorded programs "forward" and "sample"."""
+        programs = {name: Program(name, tuple(launches)) for name, launches in self._programs.items()}
+        return StepPrograms(dict(self.buffers), programs["forward"], programs["sample"])
+
+
+def _constant(extent: str | int, integers: Mapping[str, int], where: str) -> int:
+    return evaluate(extent, integers, where)
+
+
+def canonical(constants: Mapping[str, int | float]) -> str:
+    """Constants as canonical JSON, for manifests and hashes."""
+    return json.dumps(dict(constants), sort_keys=True)

@@ -1,0 +1,1 @@
+"""Targets: hardware, shape, quant recipe, and the kernel tree. Standard library only."""

@@ -1,0 +1,85 @@
+// The backend interface: what a device must offer to run programs.
+//
+// Scope: one arena, byte copies in and out of it, loading programs, running launches in order.
+// Out of scope: what buffers mean, memory planning, tokens, requests (all Python).
+// Threads: one thread at a time may call a backend. run() may return before the work is done;
+// read() and synchronize() wait for it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/program.h"
+
+namespace atlas {
+
+// Carries the device, kernel or argument at fault in its text; becomes atlas.errors.DeviceError.
+struct DeviceFault : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // One line for logs: device, instruction-set level, threads.
+  virtual std::string describe() const = 0;
+
+  // The one device allocation. Called once, before anything else below.
+  virtual void allocate(size_t bytes) = 0;
+  virtual size_t arena_bytes() const = 0;
+
+  // Copies between host memory and the arena; complete on return.
+  virtual void write(size_t offset, const void* data, size_t bytes) = 0;
+  virtual void read(size_t offset, void* data, size_t bytes) = 0;
+  virtual void fill(size_t offset, uint8_t value, size_t bytes) = 0;
+
+  // Host memory that copies to the device fastest (pinned on CUDA). Lives as long as the backend.
+  virtual void* staging(size_t bytes) = 0;
+
+  // Device images that programs refer to by index. Optional: only for backends that load code.
+  virtual void load_images(const std::vector<std::string_view>& images) {
+    if (!images.empty()) throw DeviceFault("this backend loads no images");
+  }
+
+  // Resolve every kernel of a program now; a missing one throws. Returns the program's handle.
+  virtual int load(const ProgramSpec& program) = 0;
+
+  // Begin a step: copy `bytes` of the step block (host) to `offset` in the arena. The block's
+  // header supplies the dims of the runs that follow, and stays valid until the next call.
+  virtual void begin_step(size_t offset, const void* block, size_t bytes) = 0;
+
+  // Run launches [begin, end) of a program, in order.
+  virtual void run(int program, size_t begin, size_t end) = 0;
+
+  virtual void synchronize() = 0;
+
+ protected:
+  // Reads the header of a step block. Throws DeviceFault on another version.
+  static const int32_t* check_header(const void* block, size_t bytes) {
+    const auto* header = static_cast<const int32_t*>(block);
+    if (bytes < 64 || header[0] != kStepVersion) {
+      throw DeviceFault("step block: version " + std::to_string(bytes < 64 ? -1 : header[0]) +
+                        ", accepted: " + std::to_string(kStepVersion));
+    }
+    return header;
+  }
+};
+
+// n_threads workers, kernels compiled for `level` ("" = the best this CPU has).
+std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& level);
+// Instruction-set levels that are compiled in and usable here, best first.
+std::vector<std::string> cpu_levels();
+// Signatures of the CPU kernels compiled in, e.g. "linear.x_f32.weight_f32.out_f32".
+std::vector<std::string> cpu_kernels();
+
+// Opens the CUDA driver by dlopen and creates a context on `device`. Throws DeviceFault that says
+// what was found and what is needed when there is no driver, an old one, or no such device.
+std::unique_ptr<Backend> make_cuda_backend(int device);
+
+}  // namespace atlas
