@@ -81,21 +81,23 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = None
     backend: Annotated[Backend, Meta(description="what executes the model")] = "auto"
     threads: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="CPU threads; unset: the cores this process may use")
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="CPU threads; unset: the cores this process may use"),
     ] = None
     max_context: Annotated[
         Annotated[int, Meta(ge=2)] | None,
-        Meta(description="longest prompt plus answer, in tokens; unset: the model's, as far as KV memory allows"),
+        Meta(description="longest prompt plus answer in tokens; unset: the model's, limited by KV memory"),
     ] = None
     max_seqs: Annotated[int, Meta(ge=1, le=4096, description="sequences that run at once")] = 32
     max_rows: Annotated[int, Meta(ge=1, le=65536, description="tokens computed in one step")] = 512
     kv_memory: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="memory of the KV cache, e.g. 2GiB; unset: automatic")
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="memory of the KV cache, e.g. 2GiB; unset: automatic"),
     ] = None
     offline: Annotated[bool, Meta(description="download nothing")] = False
     log_level: Annotated[LogLevel, Meta(description="least serious messages to log")] = "info"
     seed: Annotated[
-        Annotated[int, Meta(ge=0, lt=2**63)] | None,
+        Annotated[int, Meta(ge=0, le=2**63 - 1)] | None,
         Meta(description="seed of requests that name none; unset: a random one for each request"),
     ] = None
     drain_timeout: Annotated[
@@ -145,7 +147,9 @@ def describe(origins: Sequence[Origin]) -> str:
     """One line per setting: name, value, origin."""
     rows = [(o.name, "unset" if o.value is None else str(o.value), o.origin) for o in origins]
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
-    return "\n".join(f"{name:<{widths[0]}} = {value:<{widths[1]}}  ({origin})" for name, value, origin in rows)
+    return "\n".join(
+        f"{name:<{widths[0]}} = {value:<{widths[1]}}  ({origin})" for name, value, origin in rows
+    )
 
 
 def load(argv: Sequence[str]) -> LoadedConfig:
@@ -182,7 +186,7 @@ class _Parser(argparse.ArgumentParser):
         known, rest = self.parse_known_args(args, namespace)
         if rest:
             flags = [option for action in self._actions for option in action.option_strings]
-            raise ConfigError(rest[0], "unknown argument", _nearest(rest[0].split("=")[0], flags))
+            raise ConfigError(rest[0], "unknown argument", fix=_nearest(rest[0].split("=")[0], flags))
         return known
 
 
@@ -207,7 +211,9 @@ def _parser() -> argparse.ArgumentParser:
             metavar = "|".join(choices) if choices and all(isinstance(c, str) for c in choices) else None
             parser.add_argument(flag_name(field.name), metavar=metavar, help=help_text)
     parser.add_argument("--config", dest="config_file", metavar="FILE", help="read settings from a TOML file")
-    parser.add_argument("--print-config", action="store_true", help="print every setting with its origin and exit")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print every setting with its origin and exit"
+    )
     return parser
 
 
@@ -246,10 +252,10 @@ def _read_file(path: Path) -> dict[str, Any]:
     names = [field.name for field in msgspec.structs.fields(ServeConfig)]
     for key in values:
         if key not in names:
-            raise ConfigError(f"{path}: {key}", "unknown setting", _nearest(key, names))
+            raise ConfigError(f"{path}: {key}", "unknown setting", fix=_nearest(key, names))
     return values
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]}?" if close else "one of " + ", ".join(known)
+    return f"did you mean {close[0]}?" if close else "accepted: " + ", ".join(known)
