@@ -168,7 +168,7 @@ class EngineClient:
             stream.push(SequenceOutput(request_id, [], "error", error))
 
     async def stats(self, timeout: float = 5.0) -> messages.Stats:
-        """A snapshot between two steps. Raises EngineUnavailableError, also when the engine does not answer."""
+        """A snapshot between two steps. Raises EngineUnavailableError, also when no answer comes in time."""
         if self.state != "ready":
             raise EngineUnavailableError("engine", self.reason or f"not ready yet ({self.stage})")
         future: asyncio.Future[messages.Stats] = asyncio.get_running_loop().create_future()

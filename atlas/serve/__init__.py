@@ -1,0 +1,1 @@
+"""The HTTP side of Atlas: OpenAI endpoints in front of the engine process."""

@@ -1,0 +1,130 @@
+"""Renders a model's own chat template: messages in, prompt text out. A request never brings a template."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+
+from atlas.errors import CheckpointError, RequestError
+from atlas.serve.sandbox import Sandbox
+
+RENDER_SECONDS = 5.0
+MAX_SOURCE = 1 << 20
+
+
+class _TemplateRaisedError(jinja2.TemplateError):
+    """The template called `raise_exception`."""
+
+
+class _Generation(Extension):
+    """`{% generation %}...{% endgeneration %}` marks the assistant's words for training; here it is inert."""
+
+    tags = {"generation"}  # noqa: RUF012  # the type that Extension declares
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """One compiled template.
+
+    Args:
+        source: the template's text, from the checkpoint.
+        special_tokens: names such as `bos_token` that the template may print.
+    """
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], *, seconds: float = RENDER_SECONDS
+    ) -> None:
+        self._seconds = seconds
+        self._special_tokens = dict(special_tokens)
+        self._sandbox = Sandbox(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation], autoescape=False
+        )
+        self._sandbox.filters["tojson"] = self._to_json
+        self._sandbox.globals["raise_exception"] = _raise_exception
+        self._sandbox.globals["strftime_now"] = _strftime_now
+        self.knows_developer = "developer" in source
+        if len(source) > MAX_SOURCE:
+            raise CheckpointError("chat template", f"{len(source)} characters", f"at most {MAX_SOURCE}")
+        try:
+            with self._sandbox.limits(seconds):
+                self._template = self._sandbox.from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            line = getattr(error, "lineno", None)
+            where = f"chat template, line {line}" if line else "chat template"
+            raise CheckpointError(where, str(error), "a Jinja2 template") from None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        guard: Callable[[str], str],
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt text. `guard` marks the client's own words, so that a special token spelt in them stays
+        text when the result is encoded. Raises RequestError with the template's own words if it refuses.
+        """
+        guarded = _guard_all(messages, guard)
+        chunks = []
+        try:
+            with self._sandbox.limits(self._seconds) as budget:
+                for chunk in self._template.generate(
+                    **self._special_tokens,
+                    messages=guarded,
+                    tools=None,
+                    documents=None,
+                    add_generation_prompt=add_generation_prompt,
+                ):
+                    budget.output(len(chunk))
+                    chunks.append(chunk)
+        except _TemplateRaisedError as error:
+            raise RequestError("messages", f"refused by the model's chat template: {error}") from None
+        except Exception as error:  # whatever a template provokes is about this request, never the server
+            found = f"the model's chat template failed: {type(error).__name__}: {error}"
+            raise RequestError("messages", found) from None
+        return "".join(chunks)
+
+    def _to_json(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """Jinja2's own filter escapes HTML, which no model was trained on."""
+        if indent is not None and indent > 16:
+            raise ValueError("tojson: indent above 16")
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise _TemplateRaisedError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    if len(pattern) > 256:
+        raise ValueError("strftime_now: a pattern of more than 256 characters")
+    return datetime.datetime.now().strftime(pattern)
+
+
+def _guard_all(value: Any, guard: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return guard(value)
+    if isinstance(value, Mapping):
+        # The keys of a message are the API's own names; the keys of tool arguments are the client's.
+        return {guard(key): _guard_all(item, guard) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_guard_all(item, guard) for item in value]
+    return value
