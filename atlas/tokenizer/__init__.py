@@ -1,0 +1,6 @@
+"""Text to token ids and back."""
+
+from atlas.tokenizer.detokenizer import Detokenizer
+from atlas.tokenizer.tokenizer import GUARD, Tokenizer
+
+__all__ = ["GUARD", "Detokenizer", "Tokenizer"]

