@@ -20,10 +20,10 @@ def family_of(config: Mapping[str, Any]) -> Family:
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise CheckpointError(
-            "config.json", f"architectures is {names!r}", f"a list that begins with one of {', '.join(sorted(FAMILIES))}"
+            "config.json",
+            f"architectures is {names!r}",
+            f"a list that begins with one of {', '.join(sorted(FAMILIES))}",
         )
     if names[0] not in FAMILIES:
-        raise CheckpointError(
-            "config.json", f"architecture {names[0]!r} is not supported", ", ".join(sorted(FAMILIES))
-        )
+        raise CheckpointError("config.json", f"architecture {names[0]!r} is not supported", ", ".join(sorted(FAMILIES)))
     return FAMILIES[names[0]]

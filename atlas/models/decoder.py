@@ -62,9 +62,7 @@ class _Decoder:
         return residual
 
     def residual_add(self, name: str, x: str) -> None:
-        self.r.launch(
-            "residual_add", name, {"x": x, "residual": "residual"}, _ROWS, {"hidden": self.shape.hidden_size}
-        )
+        self.r.launch("residual_add", name, {"x": x, "residual": "residual"}, _ROWS, {"hidden": self.shape.hidden_size})
 
     def attention(self, layer: str) -> None:
         s, act = self.shape, self.recipe.activations

@@ -29,7 +29,11 @@ class ModelConfig:
 
 
 def read_config(
-    config: Mapping[str, Any], shard: Shard, *, tied_default: bool, rope: Callable[[Mapping[str, Any], int], list[float]]
+    config: Mapping[str, Any],
+    shard: Shard,
+    *,
+    tied_default: bool,
+    rope: Callable[[Mapping[str, Any], int], list[float]],
 ) -> ModelConfig:
     """The parts of config.json that every decoder family reads alike."""
     tied = config.get("tie_word_embeddings")

@@ -41,10 +41,10 @@ def inv_freq(config: Mapping[str, Any], head_dim: int) -> list[float]:
 
 def _llama3(frequency: float, scaling: Mapping[str, Any]) -> float:
     """Llama 3.1's bands: long wavelengths divided by `factor`, short ones kept, a ramp between."""
-    factor = config_field(scaling, "factor", float)
-    low = config_field(scaling, "low_freq_factor", float)
-    high = config_field(scaling, "high_freq_factor", float)
-    original = config_field(scaling, "original_max_position_embeddings", int)
+    factor: float = config_field(scaling, "factor", float)
+    low: float = config_field(scaling, "low_freq_factor", float)
+    high: float = config_field(scaling, "high_freq_factor", float)
+    original: int = config_field(scaling, "original_max_position_embeddings", int)
     wavelength = 2.0 * math.pi / frequency
     if wavelength > original / low:
         return frequency / factor

@@ -6,7 +6,7 @@ Standard library only: a build environment has no NumPy.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from atlas.errors import BuildError
 
@@ -16,7 +16,7 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-_FUNCTIONS = {"ceil_div": ceil_div, "min": min, "max": max}
+_FUNCTIONS: dict[str, Callable[..., int]] = {"ceil_div": ceil_div, "min": min, "max": max}
 
 
 def evaluate(expression: str | int, names: Mapping[str, int], where: str) -> int:

@@ -67,9 +67,9 @@ def config_field(config: Mapping[str, Any], name: str, kind: type, default: Any 
         return default
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+    if not isinstance(value, kind) or isinstance(value, bool):
         raise CheckpointError("config.json", f"{name} is {value!r}", f"a value of type {kind.__name__}")
-    if kind is int and not 0 < value <= _MAX_DIMENSION:
+    if isinstance(value, int) and not 0 < value <= _MAX_DIMENSION:
         raise CheckpointError("config.json", f"{name} is {value}", f"an integer in 1..{_MAX_DIMENSION}")
     return value
 
@@ -102,12 +102,13 @@ def shape(config: Mapping[str, Any], shard: Shard = Shard()) -> Shape:
     split = shard.tp_size
     if not 0 <= shard.tp_rank < split:
         raise CheckpointError("shard", f"tp_rank {shard.tp_rank} of tp_size {split}", "0 <= tp_rank < tp_size")
-    for name, value in (
+    sizes: tuple[tuple[str, int], ...] = (
         ("num_attention_heads", n_heads),
         ("num_key_value_heads", n_kv_heads),
         ("intermediate_size", intermediate_size),
         ("vocab_size", vocab_size),
-    ):
+    )
+    for name, value in sizes:
         if value % split:
             raise CheckpointError("shard", f"tp_size {split} does not divide {name} {value}")
     return Shape(

@@ -1,0 +1,163 @@
+// Python bindings: thin. Everything that waits or works releases the interpreter lock.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "core/backend.h"
+#include "core/embedded.h"
+#include "cuda/driver.h"
+
+namespace py = pybind11;
+
+namespace atlas {
+namespace {
+
+// A contiguous buffer of bytes seen from C++; checked before the lock is released.
+struct Bytes {
+  explicit Bytes(const py::buffer& buffer, bool writable) : info(buffer.request(writable)) {
+    py::ssize_t expected = info.itemsize;
+    for (py::ssize_t axis = info.ndim; axis-- > 0;) {
+      if (info.strides[axis] != expected && info.shape[axis] > 1) {
+        throw py::value_error("buffer is not C-contiguous");
+      }
+      expected *= info.shape[axis];
+    }
+  }
+  size_t size() const { return static_cast<size_t>(info.size * info.itemsize); }
+  py::buffer_info info;
+};
+
+void check_range(const Backend& backend, size_t offset, size_t bytes) {
+  if (offset > backend.arena_bytes() || bytes > backend.arena_bytes() - offset) {
+    throw DeviceFault("arena access [" + std::to_string(offset) + ", +" + std::to_string(bytes) +
+                      ") is outside the arena of " + std::to_string(backend.arena_bytes()) +
+                      " bytes");
+  }
+}
+
+LaunchSpec launch_spec(const py::dict& d) {
+  LaunchSpec spec;
+  spec.name = d["name"].cast<std::string>();
+  spec.op = d["op"].cast<std::string>();
+  spec.kernel = d["kernel"].cast<std::string>();
+  spec.image = d["image"].cast<int>();
+  spec.operands = d["operands"].cast<std::vector<size_t>>();
+  spec.dims = d["dims"].cast<std::vector<int>>();
+  for (const py::handle& item : d["constants"].cast<py::list>()) {
+    Constant constant;
+    if (py::isinstance<py::float_>(item)) {
+      constant.f = item.cast<double>();
+    } else {
+      constant.i = item.cast<int64_t>();
+    }
+    spec.constants.push_back(constant);
+  }
+  const auto grid = d["grid"].cast<std::vector<std::array<int64_t, 3>>>();
+  for (size_t axis = 0; axis < grid.size() && axis < 3; ++axis) {
+    spec.grid[axis] = {static_cast<int>(grid[axis][0]), grid[axis][1], grid[axis][2]};
+  }
+  spec.block = d["block"].cast<unsigned>();
+  spec.shared = d["shared"].cast<unsigned>();
+  return spec;
+}
+
+py::memoryview view(std::string_view data) {
+  return py::memoryview::from_memory(data.data(), static_cast<py::ssize_t>(data.size()));
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "The C++ core: backends that replay programs. Used through atlas.runtime.core.";
+  m.attr("CORE_ABI") = kCoreAbi;
+  m.attr("STEP_VERSION") = kStepVersion;
+
+  // Leaked on purpose: the translator may run while the interpreter shuts down.
+  static py::handle device_error =
+      py::module_::import("atlas.errors").attr("DeviceError").inc_ref();
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const DeviceFault& fault) {
+      PyErr_SetObject(device_error.ptr(), device_error("device", fault.what()).ptr());
+    }
+  });
+
+  py::class_<Backend>(m, "Backend")
+      .def("describe", &Backend::describe)
+      .def("allocate", &Backend::allocate, py::call_guard<py::gil_scoped_release>())
+      .def("arena_bytes", &Backend::arena_bytes)
+      .def("write",
+           [](Backend& self, size_t offset, const py::buffer& data) {
+             const Bytes bytes(data, false);
+             check_range(self, offset, bytes.size());
+             py::gil_scoped_release release;
+             self.write(offset, bytes.info.ptr, bytes.size());
+           })
+      .def("read",
+           [](Backend& self, size_t offset, const py::buffer& data) {
+             const Bytes bytes(data, true);
+             check_range(self, offset, bytes.size());
+             py::gil_scoped_release release;
+             self.read(offset, bytes.info.ptr, bytes.size());
+           })
+      .def("fill",
+           [](Backend& self, size_t offset, int value, size_t bytes) {
+             check_range(self, offset, bytes);
+             py::gil_scoped_release release;
+             self.fill(offset, static_cast<uint8_t>(value), bytes);
+           })
+      .def(
+          "staging",
+          [](Backend& self, size_t bytes) {
+            return py::memoryview::from_memory(self.staging(bytes),
+                                               static_cast<py::ssize_t>(bytes));
+          },
+          py::keep_alive<0, 1>())
+      .def("load_images",
+           [](Backend& self, const std::vector<py::buffer>& images) {
+             std::vector<std::string_view> views;
+             for (const py::buffer& image : images) {
+               const Bytes bytes(image, false);
+               views.emplace_back(static_cast<const char*>(bytes.info.ptr), bytes.size());
+             }
+             self.load_images(views);
+           })
+      .def("load",
+           [](Backend& self, const std::vector<py::dict>& launches) {
+             ProgramSpec spec;
+             for (const py::dict& launch : launches) spec.push_back(launch_spec(launch));
+             return self.load(spec);
+           })
+      .def("begin_step",
+           [](Backend& self, size_t offset, const py::buffer& block, size_t bytes) {
+             const Bytes view(block, false);
+             if (bytes > view.size()) throw py::value_error("step block is shorter than `bytes`");
+             check_range(self, offset, bytes);
+             py::gil_scoped_release release;
+             self.begin_step(offset, view.info.ptr, bytes);
+           })
+      .def("run", &Backend::run, py::call_guard<py::gil_scoped_release>())
+      .def("synchronize", &Backend::synchronize, py::call_guard<py::gil_scoped_release>());
+
+  m.def("cpu_backend", &make_cpu_backend, py::arg("n_threads"), py::arg("level") = "");
+  m.def("cpu_levels", &cpu_levels);
+  m.def("cpu_kernels", &cpu_kernels);
+  m.def("cuda_backend", &make_cuda_backend, py::arg("device") = 0);
+  m.def("cuda_devices", [] {
+    py::list result;
+    for (const CudaDevice& device : cuda_devices()) {
+      py::dict entry;
+      entry["index"] = device.index;
+      entry["name"] = device.name;
+      entry["compute_capability"] = py::make_tuple(device.major, device.minor);
+      entry["total_memory"] = device.total_memory;
+      entry["multiprocessors"] = device.multiprocessors;
+      result.append(entry);
+    }
+    return result;
+  });
+  m.def("embedded_manifest", [] { return py::bytes(std::string(embedded_manifest())); });
+  m.def("embedded_images", [] { return view(embedded_images()); });
+}
+
+}  // namespace atlas
