@@ -114,8 +114,7 @@ def from_json(text: str, blob: bytes | memoryview, where: str) -> tuple[Manifest
             for entry in document["sets"]
         )
         sets = tuple(
-            dataclasses.replace(s, kernels=tuple(KernelEntry(**_tuples(k)) for k in s.kernels))  # type: ignore[arg-type]
-            for s in sets
+            dataclasses.replace(s, kernels=tuple(KernelEntry(**_tuples(k)) for k in s.kernels)) for s in sets
         )
         manifest = Manifest(sets, images, document["compiler"])
     except (KeyError, TypeError, ValueError) as error:

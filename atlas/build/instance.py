@@ -1,0 +1,66 @@
+"""The virtual header `atlas/instance.h`: what one instance of a kernel is specialised for.
+
+A kernel source is written once per op. Everything that is fixed for a model reaches it through this
+header as compile-time constants, so the compiler unrolls and folds it; nothing else differs between
+instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from atlas.errors import BuildError
+from atlas.ops import OPS
+from atlas.runtime.program import KernelKey
+from atlas.targets.shape import KV_BLOCK_SIZE
+
+HEADER_NAME = "atlas/instance.h"
+
+CUDA_TYPES = {
+    "f32": "float",
+    "bf16": "__nv_bfloat16",
+    "i32": "int",
+    "u32": "unsigned",
+    "i64": "long long",
+}
+"""Element type -> its name in CUDA C++."""
+
+
+def instance_header(key: KernelKey, symbol: str, knobs: Mapping[str, int], block: int) -> str:
+    """The text of `atlas/instance.h`.
+
+    Args:
+        key: op, element types and constants of the instance.
+        symbol: the kernel's name in the device image.
+        knobs: tuning values, as declared beside the kernel or overridden by a target.
+        block: threads per block.
+
+    Raises:
+        BuildError: an element type without a name in CUDA C++.
+    """
+    floats = OPS[key.op].float_constants
+    constants = [
+        f"constexpr float {name} = {float(value)!r}f;" if name in floats else f"constexpr int {name} = {value};"
+        for name, value in key.constants
+    ]
+    types = []
+    for name, dtype in key.dtypes:
+        if dtype not in CUDA_TYPES:
+            raise BuildError(f"kernel {key.op}", f"operand {name} is {dtype!r}", ", ".join(CUDA_TYPES))
+        types.append(f"using {name} = {CUDA_TYPES[dtype]};")
+    lines = [
+        "// Written by atlas/build/instance.py.",
+        "#pragma once",
+        "#include <cuda_bf16.h>",
+        *_namespace("constants", constants),
+        *_namespace("knobs", [f"constexpr int {name} = {value};" for name, value in sorted(knobs.items())]),
+        *_namespace("types", types),
+        *_namespace("launch", [f"constexpr int block = {block};"]),
+        *_namespace("layout", [f"constexpr int kv_block_size = {KV_BLOCK_SIZE};"]),
+        f'#define ATLAS_KERNEL extern "C" __global__ void __launch_bounds__({block}) {symbol}',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _namespace(name: str, lines: list[str]) -> list[str]:
+    return [f"namespace {name} {{", *lines, "}"]

@@ -1,0 +1,99 @@
+"""The backend seam: a device that can hold an arena and run programs.
+
+Three implementations: `cpu` and `cuda` in the C++ core (atlas/runtime/core.py) and `reference` in NumPy
+(atlas/runtime/reference.py), which executes any program without kernels and is the oracle of the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from atlas.build.manifest import KernelEntry
+from atlas.errors import BuildError
+from atlas.runtime import step
+from atlas.runtime.memory_plan import MemoryPlan
+from atlas.runtime.program import Buffer, Launch, Program
+
+Array = npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundProgram:
+    """A program whose buffers have places and whose launches have kernels.
+
+    kernels: KernelKey.name() or signature -> entry; empty for backends that need none.
+    """
+
+    program: Program
+    buffers: Mapping[str, Buffer]
+    plan: MemoryPlan
+    limits: step.Limits
+    kernels: Mapping[str, KernelEntry]
+
+    def entry(self, launch: Launch) -> KernelEntry:
+        """The kernel of a launch. Raises BuildError when the set has none: never a silent fallback."""
+        for name in (launch.key.name(), launch.key.signature()):
+            if name in self.kernels:
+                return self.kernels[name]
+        raise BuildError(f"launch {launch.name}", f"the kernel set has no kernel {launch.key.name()}")
+
+
+class Backend(ABC):
+    """A device. One thread at a time may call it. `run` may return before the work is done."""
+
+    name: str
+
+    @abstractmethod
+    def describe(self) -> str:
+        """One line for logs."""
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> None:
+        """The one device allocation; called once. Raises DeviceError when it does not fit."""
+
+    @abstractmethod
+    def write(self, offset: int, data: Array) -> None:
+        """Copy a C-contiguous array into the arena at a byte offset."""
+
+    @abstractmethod
+    def read(self, offset: int, data: Array) -> None:
+        """Copy from the arena into a C-contiguous array; waits for work in flight."""
+
+    @abstractmethod
+    def fill(self, offset: int, value: int, nbytes: int) -> None:
+        """Set bytes."""
+
+    @abstractmethod
+    def staging(self, nbytes: int) -> memoryview:
+        """Writable host memory that copies to the device fastest."""
+
+    @abstractmethod
+    def load(self, program: BoundProgram) -> int:
+        """Resolve every kernel of a program; returns its handle."""
+
+    @abstractmethod
+    def begin_step(self, offset: int, block: memoryview, nbytes: int) -> None:
+        """Copy the step block to the arena; its header supplies the dims of the runs that follow."""
+
+    @abstractmethod
+    def run(self, handle: int, begin: int, end: int) -> None:
+        """Run launches [begin, end) of a program in order."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for work in flight."""
+
+
+def read_buffer(backend: Backend, buffer: Buffer, plan: MemoryPlan, limits: step.Limits) -> Array:
+    """A copy of a buffer that is stored row-major."""
+    from atlas.runtime.dtypes import NUMPY
+
+    result = np.empty(buffer.extents(limits.symbols()), NUMPY[buffer.dtype])
+    backend.read(plan.offsets[buffer.name], result.view(np.uint8))
+    return result

@@ -1,0 +1,164 @@
+"""The `cpu` and `cuda` backends: a thin wrapper over the C++ core."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atlas.build import manifest
+from atlas.errors import AtlasError, BuildError
+from atlas.runtime.backend import Array, Backend, BoundProgram
+from atlas.runtime.step import STEP_VERSION, SYMBOLS
+
+
+def extension() -> Any:
+    """The compiled module. Raises AtlasError when this install has none or an older one."""
+    try:
+        from atlas import _core
+    except ImportError as error:
+        raise AtlasError(
+            "atlas._core", f"the compiled extension is missing or does not load ({error})", "", "run `pip install .`"
+        ) from None
+    if (_core.CORE_ABI, _core.STEP_VERSION) != (manifest.CORE_ABI, STEP_VERSION):
+        raise AtlasError(
+            "atlas._core",
+            f"core ABI {_core.CORE_ABI}, step version {_core.STEP_VERSION}",
+            f"core ABI {manifest.CORE_ABI}, step version {STEP_VERSION}",
+            "reinstall Atlas: Python and the extension are from different versions",
+        )
+    return _core
+
+
+def embedded() -> tuple[manifest.Manifest, list[memoryview]]:
+    """The kernel sets compiled into this install, and their device images."""
+    core = extension()
+    return manifest.from_json(core.embedded_manifest().decode(), core.embedded_images(), "atlas._core")
+
+
+def allowed_cores(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores this process may use: its affinity, cut to the CPU quota of its cgroup (v2 or v1)."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    for quota in (_quota_v2(cgroup_root), _quota_v1(cgroup_root)):
+        if quota is not None:
+            cores = min(cores, max(1, int(quota)))
+    return cores
+
+
+def _quota_v2(root: Path) -> float | None:
+    """The tightest quota on the path from this process's cgroup to the root, in cores."""
+    group = ""
+    try:
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                group = line[3:].strip("/")
+    except OSError:
+        pass
+    folder = root / group
+    tightest = None
+    for candidate in (folder, *folder.parents):
+        if not candidate.is_relative_to(root):
+            break
+        try:
+            limit, period = (candidate / "cpu.max").read_text().split()
+        except (OSError, ValueError):
+            continue
+        if limit != "max":
+            cores = int(limit) / int(period)
+            tightest = cores if tightest is None else min(tightest, cores)
+    return tightest
+
+
+def _quota_v1(root: Path) -> float | None:
+    try:
+        limit = int((root / "cpu" / "cpu.cfs_quota_us").read_text())
+        period = int((root / "cpu" / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+    return limit / period if limit > 0 else None
+
+
+class CoreBackend(Backend):
+    """A backend of the C++ core."""
+
+    def __init__(self, name: str, core: Any) -> None:
+        self.name, self._core = name, core
+
+    def describe(self) -> str:
+        return str(self._core.describe())
+
+    def load_images(self, images: Sequence[memoryview]) -> None:
+        """Load the device images that kernel entries refer to by index."""
+        self._core.load_images(list(images))
+
+    def allocate(self, nbytes: int) -> None:
+        self._core.allocate(nbytes)
+
+    def write(self, offset: int, data: Array) -> None:
+        self._core.write(offset, np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+
+    def read(self, offset: int, data: Array) -> None:
+        self._core.read(offset, data.reshape(-1).view(np.uint8))
+
+    def fill(self, offset: int, value: int, nbytes: int) -> None:
+        self._core.fill(offset, value, nbytes)
+
+    def staging(self, nbytes: int) -> memoryview:
+        view: memoryview = self._core.staging(nbytes)
+        return view
+
+    def load(self, program: BoundProgram) -> int:
+        launches = []
+        for launch in program.program.launches:
+            entry = program.entry(launch)
+            if entry.contract != launch.op.contract_hash():
+                raise BuildError(
+                    f"kernel {entry.name}",
+                    f"was compiled for contract {entry.contract} of op {entry.op}",
+                    launch.op.contract_hash(),
+                    "rebuild the kernels with this version of Atlas",
+                )
+            launches.append(
+                {
+                    "name": launch.name,
+                    "op": launch.key.op,
+                    "kernel": entry.symbol or entry.name,
+                    "image": entry.image,
+                    "operands": [program.plan.offsets[buffer] for _, buffer in launch.operands],
+                    "dims": [1 + SYMBOLS.index(symbol) for _, symbol in launch.dims],
+                    "constants": [
+                        float(value) if name in launch.op.float_constants else int(value)
+                        for name, value in launch.key.constants
+                    ],
+                    "grid": [list(axis) for axis in entry.grid],
+                    "block": entry.block,
+                    "shared": entry.shared,
+                }
+            )
+        handle: int = self._core.load(launches)
+        return handle
+
+    def begin_step(self, offset: int, block: memoryview, nbytes: int) -> None:
+        self._core.begin_step(offset, block, nbytes)
+
+    def run(self, handle: int, begin: int, end: int) -> None:
+        self._core.run(handle, begin, end)
+
+    def synchronize(self) -> None:
+        self._core.synchronize()
+
+
+def cpu_backend(threads: int | None = None, level: str = "") -> CoreBackend:
+    """The CPU backend: `threads` workers (default: the allowed cores), instruction-set `level` (default: the best)."""
+    return CoreBackend("cpu", extension().cpu_backend(threads or allowed_cores(), level))
+
+
+def cuda_backend(images: Sequence[memoryview], device: int = 0) -> CoreBackend:
+    """The CUDA backend on `device`, with device images loaded. Raises DeviceError saying what is missing."""
+    backend = CoreBackend("cuda", extension().cuda_backend(device))
+    backend.load_images(images)
+    return backend

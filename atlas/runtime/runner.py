@@ -1,0 +1,287 @@
+"""The runner: a model on a backend. Load reads top to bottom in `Runner.load`."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from atlas.build.manifest import KernelEntry
+from atlas.errors import AtlasError, ConfigError
+from atlas.models import ModelConfig, family_of
+from atlas.models.decoder import kv_bytes_per_block
+from atlas.runtime import core, kernel_set, loader, memory_plan
+from atlas.runtime.backend import Array, Backend, BoundProgram, read_buffer
+from atlas.runtime.kernel_set import Choice
+from atlas.runtime.program import StepPrograms
+from atlas.runtime.reference import ReferenceBackend
+from atlas.runtime.step import Limits, StepBlock, offsets
+from atlas.targets.quant import DTYPE_BYTES, Recipe, recipe
+from atlas.targets.shape import KV_BLOCK_SIZE, Shape, Shard
+from atlas.weights import Checkpoint
+from atlas.weights.layouts import LAYOUTS
+
+_log = logging.getLogger(__name__)
+
+_KV_SHARE_OF_HOST = 0.25
+"""Of the host memory available at load, what the KV cache may take when nothing is said: the machine has other work."""
+
+_SHARE_OF_DEVICE = 0.8
+"""Of a GPU's memory, what weights and KV cache may take together when nothing is said."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunnerOptions:
+    """How to run a model; None lets the runner decide.
+
+    max_context: tokens of one sequence.  max_seqs: sequences in one step.  max_rows: rows in one step.
+    max_logits: rows of one step whose logits are computed (default max_seqs).
+    kv_dtype: format of the KV cache (default the quant recipe's).
+    kv_memory_bytes: size of the KV cache.  level: CPU instruction-set level.
+    """
+
+    backend: str = "auto"
+    quant: str | None = None
+    kv_dtype: str | None = None
+    threads: int | None = None
+    level: str = ""
+    max_context: int | None = None
+    max_seqs: int = 32
+    max_rows: int = 512
+    max_logits: int | None = None
+    kv_memory_bytes: int | None = None
+
+
+class Runner:
+    """A loaded model. Fill `block`, then call `forward` and `sample`, once each per step.
+
+    Attributes:
+        config: the model's configuration.  limits: largest value of every symbol.
+        block: the step block to fill.      ledger: (stage, seconds) of the load.
+        choice: which backend and kernel set run, and why.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        choice: Choice,
+        backend: Backend,
+        limits: Limits,
+        forward: BoundProgram,
+        sample: BoundProgram,
+        layouts: dict[str, str],
+        ledger: list[tuple[str, float]],
+    ) -> None:
+        self.config, self.choice, self.backend, self.limits = config, choice, backend, limits
+        self.plan, self.buffers, self.layouts, self.ledger = forward.plan, forward.buffers, layouts, ledger
+        self.forward_program, self.sample_program = forward.program, sample.program
+        self._forward, self._sample = backend.load(forward), backend.load(sample)
+        self._memory = backend.staging(offsets(limits)[1])
+        self.block = StepBlock(self._memory, limits)
+        self._tokens = np.zeros(limits.n_logits, np.int32)
+
+    @property
+    def max_context(self) -> int:
+        """Longest sequence, prompt and generated tokens together."""
+        return min(self.limits.max_blocks * KV_BLOCK_SIZE, self.config.max_context)
+
+    @staticmethod
+    def load(
+        checkpoint: Checkpoint, options: RunnerOptions, progress: Callable[[str], None] = lambda stage: None
+    ) -> Runner:
+        """Configuration, kernel set, memory plan, weights, programs: in that order.
+
+        Raises:
+            CheckpointError, ConfigError, DeviceError: what is wrong, before any memory is taken where possible.
+        """
+        ledger: list[tuple[str, float]] = []
+        started = time.perf_counter()
+
+        def stage(name: str) -> None:
+            nonlocal started
+            now = time.perf_counter()
+            if ledger:
+                ledger[-1] = (ledger[-1][0], now - started)
+            ledger.append((name, 0.0))
+            started = now
+            progress(name)
+
+        stage("configure")
+        family = family_of(checkpoint.config)
+        config = family.configure(checkpoint.config, Shard())
+        backend, choice, kernels = _open_backend(config.shape, options)
+        _log.info("kernel set %s on %s (%s)", choice.name, backend.describe(), choice.reason)
+        formats = _formats(choice.quant, options.kv_dtype)
+        programs = family.record(config, formats)
+        sources = family.weights(config)
+        loader.check(checkpoint, programs, sources)
+
+        stage("memory")
+        block_bytes = kv_bytes_per_block(config.shape, config.n_layers, DTYPE_BYTES[formats.kv])
+        limits = _limits(config, options, block_bytes, _kv_budget(choice, programs))
+        layouts = loader.buffer_layouts(programs, kernels)
+        sizes = {
+            name: LAYOUTS[layout].nbytes(programs.buffers[name].extents({}), DTYPE_BYTES[programs.buffers[name].dtype])
+            for name, layout in layouts.items()
+        }
+        plan = memory_plan.plan(programs, limits, sizes)
+        forward, sample = (
+            BoundProgram(program, programs.buffers, plan, limits, kernels)
+            for program in (programs.forward, programs.sample)
+        )
+        backend.allocate(plan.total)
+
+        stage("weights")
+        loader.load(checkpoint, backend, forward, sources, layouts)
+
+        stage("programs")
+        runner = Runner(config, choice, backend, limits, forward, sample, layouts, ledger)
+
+        stage("warm up")
+        runner.warm_up()
+        ledger[-1] = (ledger[-1][0], time.perf_counter() - started)
+        return runner
+
+    def warm_up(self) -> None:
+        """Run one step, so that nothing is loaded or touched first by a request. Leaves no trace:
+        the only row writes KV block 0, which no sequence owns yet."""
+        block = self.block
+        block.set_symbols({"n_rows": 1, "n_seqs": 1, "n_logits": 1})
+        for name, value in (("row_token", 0), ("row_seq", 0), ("row_position", 0), ("row_kind", 0), ("logit_row", 0)):
+            getattr(block, name)[0] = value
+        block.seq_slot[0] = block.block_table[0, 0] = block.logit_position[0] = 0
+        block.logit_slot[0] = block.logit_mask[0] = -1
+        block.logit_temperature[0] = 0.0
+        self.forward()
+        self.sample()
+
+    def forward(self) -> None:
+        """Run the forward program on the step that `block` describes."""
+        self.backend.begin_step(self.plan.offsets["step.header"], self._memory, self.block.used_bytes())
+        self.backend.run(self._forward, 0, len(self.forward_program.launches))
+
+    def deliver_mask(self, mask: Array) -> None:
+        """Between forward and sample: bit masks [rows, ceil(vocab / 32)] uint32, addressed by `block.logit_mask`."""
+        self.backend.write(self.plan.offsets["logit_mask"], np.ascontiguousarray(mask, np.uint32))
+
+    def sample(self) -> Array:
+        """Run the sample program. Returns the tokens [n_logits], INVALID_TOKEN where logits were not finite."""
+        self.backend.run(self._sample, 0, len(self.sample_program.launches))
+        count = self.block.symbols()["n_logits"]
+        self.backend.read(self.plan.offsets["token"], self._tokens[:count])
+        return self._tokens[:count]
+
+    def run_launch(self, program: str, index: int) -> None:
+        """Run one launch of "forward" or "sample" on the current step: for debugging."""
+        self.backend.run(self._forward if program == "forward" else self._sample, index, index + 1)
+
+    def read(self, name: str) -> Array:
+        """A copy of a buffer, in logical layout."""
+        buffer = self.buffers[name]
+        layout = LAYOUTS[self.layouts.get(name, "row_major")]
+        if self.layouts.get(name, "row_major") == "row_major":
+            return read_buffer(self.backend, buffer, self.plan, self.limits)
+        from atlas.runtime.dtypes import NUMPY
+
+        shape, dtype = buffer.extents(self.limits.symbols()), NUMPY[buffer.dtype]
+        raw = np.empty(layout.nbytes(shape, dtype.itemsize) // dtype.itemsize, dtype)
+        self.backend.read(self.plan.offsets[name], raw.view(np.uint8))
+        logical: Array = layout.unpack(raw, shape)
+        return logical
+
+
+def _formats(quant: str, kv_dtype: str | None) -> Recipe:
+    """The quant's recipe. Kernels are compiled for a recipe's own KV format, so no other can run yet."""
+    formats = recipe(quant)
+    if kv_dtype is not None and {"fp32": "f32"}.get(kv_dtype, kv_dtype) != formats.kv:
+        raise ConfigError("kv_dtype", f"{kv_dtype!r} with quant {quant}", f"{formats.kv}, the quant's own")
+    return formats
+
+
+def _open_backend(shape: Shape, options: RunnerOptions) -> tuple[Backend, Choice, dict[str, KernelEntry]]:
+    if options.backend == "reference":
+        choice = kernel_set.choose("reference", options.quant, shape, None, ())
+        return ReferenceBackend(), choice, {}
+    manifest, images = core.embedded()
+    devices = core.extension().cuda_devices() if options.backend in ("auto", "cuda") else []
+    choice = kernel_set.choose(options.backend, options.quant, shape, manifest, devices)
+    assert choice.kernel_set is not None
+    kernels = {kernel.name: kernel for kernel in choice.kernel_set.kernels}
+    if choice.backend == "cuda":
+        used = sorted({kernel.image for kernel in kernels.values()})
+        kernels = {n: dataclasses.replace(k, image=used.index(k.image)) for n, k in kernels.items()}
+        return core.cuda_backend([images[index] for index in used], choice.device), choice, kernels
+    return core.cpu_backend(options.threads, options.level), choice, kernels
+
+
+def _available_memory() -> int:
+    """Bytes of host memory free or reclaimable, cut to the cgroup's limit."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        with open("/proc/meminfo") as file:
+            available = next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+        with open("/sys/fs/cgroup/memory.max") as file:
+            available = min(available, int(file.read()))
+    except (OSError, StopIteration, ValueError):
+        pass
+    return available
+
+
+def _kv_budget(choice: Choice, programs: StepPrograms) -> int:
+    """Bytes the KV cache may take when nothing is said."""
+    if choice.backend != "cuda":
+        return int(_available_memory() * _KV_SHARE_OF_HOST)
+    device = next(d for d in core.extension().cuda_devices() if d["index"] == choice.device)
+    weights = sum(
+        DTYPE_BYTES[buffer.dtype] * math.prod(buffer.extents({}))
+        for buffer in programs.buffers.values()
+        if buffer.kind == "weight"
+    )
+    return int(device["total_memory"] * _SHARE_OF_DEVICE) - weights
+
+
+def _limits(config: ModelConfig, options: RunnerOptions, block_bytes: int, default_budget: int) -> Limits:
+    """Sizes of everything that grows with the load, within the KV memory."""
+    for name in ("max_seqs", "max_rows"):
+        if getattr(options, name) < 1:
+            raise ConfigError(name, f"{getattr(options, name)}", "an integer of at least 1")
+    if options.max_rows < options.max_seqs:
+        raise ConfigError(
+            "max_rows", f"{options.max_rows} is below max_seqs {options.max_seqs}", "max_rows >= max_seqs"
+        )
+    wanted = options.max_context or config.max_context
+    if not 1 <= wanted <= config.max_context:
+        raise ConfigError("max_context", f"{wanted}", f"1..{config.max_context}, the model's own limit")
+    max_blocks = math.ceil(wanted / KV_BLOCK_SIZE)
+    budget = options.kv_memory_bytes or default_budget
+    n_blocks = min(budget // block_bytes, options.max_seqs * max_blocks)
+    if n_blocks < 1:
+        raise ConfigError("kv_memory", f"{budget} bytes hold no KV block", f"at least {block_bytes} bytes")
+    if n_blocks < max_blocks:
+        if options.max_context is not None:
+            raise AtlasError(
+                "kv_memory",
+                f"{budget} bytes hold {n_blocks * KV_BLOCK_SIZE} tokens",
+                f"at least {max_blocks * block_bytes} bytes for max_context {wanted}",
+                "lower --max-context or raise --kv-memory",
+            )
+        _log.warning(
+            "max_context is %d instead of the model's %d: the KV memory of %d bytes holds no more",
+            n_blocks * KV_BLOCK_SIZE,
+            wanted,
+            budget,
+        )
+        max_blocks = n_blocks
+    return Limits(
+        n_rows=options.max_rows,
+        n_seqs=options.max_seqs,
+        n_logits=options.max_logits or options.max_seqs,
+        max_blocks=max_blocks,
+        n_blocks=n_blocks,
+        n_slots=options.max_seqs,
+    )
