@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
@@ -67,19 +67,15 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        guard: Callable[[str], str],
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt text. `guard` marks the client's own words, so that a special token spelt in them stays
-        text when the result is encoded. Raises RequestError with the template's own words if it refuses.
-        """
-        guarded = _guard_all(messages, guard)
+        """The prompt text. Raises RequestError with the template's own words if it refuses."""
         chunks = []
         try:
             with self._sandbox.limits(self._seconds) as budget:
                 for chunk in self._template.generate(
                     **self._special_tokens,
-                    messages=guarded,
+                    messages=messages,
                     tools=None,
                     documents=None,
                     add_generation_prompt=add_generation_prompt,
@@ -117,14 +113,3 @@ def _strftime_now(pattern: str) -> str:
     if len(pattern) > 256:
         raise ValueError("strftime_now: a pattern of more than 256 characters")
     return datetime.datetime.now().strftime(pattern)
-
-
-def _guard_all(value: Any, guard: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return guard(value)
-    if isinstance(value, Mapping):
-        # The keys of a message are the API's own names; the keys of tool arguments are the client's.
-        return {guard(key): _guard_all(item, guard) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_guard_all(item, guard) for item in value]
-    return value

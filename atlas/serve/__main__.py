@@ -1,0 +1,76 @@
+"""`python -m atlas.serve [MODEL]`: serve a model over the OpenAI API."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from atlas.config import LoadedConfig, Origin, describe, load
+from atlas.engine.client import ENGINE_COMMAND
+from atlas.errors import AtlasError
+
+
+def main(argv: Sequence[str], *, engine_command: Sequence[str] = ENGINE_COMMAND) -> int:
+    """The exit code: 0 after a signal, 1 when start or engine failed, 2 for wrong settings."""
+    started = time.perf_counter()
+    try:
+        loaded = load(argv)
+        if loaded.print_config:
+            print(describe([*loaded.origins, *_sampling_defaults(loaded)]))
+            return 0
+        return _run(loaded, started, engine_command)
+    except AtlasError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _sampling_defaults(loaded: LoadedConfig) -> Sequence[Origin]:
+    """What requests get for fields they leave out; the model decides, so its files have to be here."""
+    from atlas.serve.resolve import resolve_here
+    from atlas.serve.sampling import SamplingDefaults
+    from atlas.weights import open_checkpoint
+
+    try:
+        with open_checkpoint(resolve_here(loaded.config.model, True)) as checkpoint:
+            return SamplingDefaults.of_model(checkpoint.generation_config).origins
+    except AtlasError as error:
+        unknown = f"not known without the model's files: {error}"
+        return [Origin(name, None, unknown) for name in ("temperature", "top_p", "top_k")]
+
+
+def _run(loaded: LoadedConfig, started: float, engine_command: Sequence[str]) -> int:
+    config = loaded.config
+    logging.basicConfig(
+        level=config.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # First of all, so that a port in use is told before anything slow: these imports, then the weights.
+    from atlas.serve.bind import bind
+
+    with bind(config.host, config.port) as listener:
+        from atlas.serve.lifecycle import Server
+
+        async def serve() -> int:
+            server = Server(config, listener, engine_command=engine_command, started=started)
+            return await server.run()
+
+        with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+            return runner.run(serve())
+
+
+def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's where it is installed, else the standard library's."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

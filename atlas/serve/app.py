@@ -1,0 +1,102 @@
+"""The routes, and the error shape of everything that goes wrong on the way to them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from atlas.serve.chat import chat_completions
+from atlas.serve.completions import completions
+from atlas.serve.errors import ApiError
+from atlas.serve.http import json_response
+from atlas.serve.schemas import ModelCard, ModelList
+from atlas.serve.service import Service
+
+logger = logging.getLogger("atlas.serve")
+
+Endpoint = Callable[[Request, Service], Awaitable[Response]]
+
+
+def create_app(service: Service) -> ASGIApp:
+    """The ASGI application of one server."""
+
+    def route(path: str, endpoint: Endpoint, method: str) -> Route:
+        async def handle(request: Request) -> Response:
+            try:
+                return await endpoint(request, service)
+            except ApiError as error:
+                return error.response()
+            except ClientDisconnect:
+                return Response(status_code=499)  # nobody reads it
+            except Exception:
+                logger.exception("%s %s failed", method, path)
+                return ApiError(500, "internal_error", "the server failed on this request").response()
+
+        return Route(path, handle, methods=[method])
+
+    app = Starlette(
+        routes=[
+            route("/health", _health, "GET"),
+            route("/v1/models", _models, "GET"),
+            route("/v1/models/{model:path}", _model, "GET"),
+            route("/v1/chat/completions", chat_completions, "POST"),
+            route("/v1/completions", completions, "POST"),
+        ],
+        exception_handlers={HTTPException: _http_error},
+    )
+    return _Counting(app, service)
+
+
+class _Counting:
+    """Counts requests until the last byte of their answer, for a shutdown that waits for them."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        self._service.active += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._service.active -= 1
+
+
+async def _health(_: Request, service: Service) -> Response:
+    health = service.health()
+    headers = {} if health.status == "ok" else {"Retry-After": "1"}
+    return json_response(health, headers, 200 if health.status == "ok" else 503)
+
+
+async def _models(_: Request, service: Service) -> Response:
+    return json_response(ModelList([_card(service)]))
+
+
+async def _model(request: Request, service: Service) -> Response:
+    service.check_model(request.path_params["model"])
+    return json_response(_card(service))
+
+
+def _card(service: Service) -> ModelCard:
+    serving = service.require()
+    return ModelCard(
+        id=service.config.model_name, created=service.created, max_model_len=serving.ready.max_context
+    )
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        message = f"{request.url.path[:200]}: there is no such endpoint"
+        return ApiError(404, "unknown_endpoint", message).response()
+    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    return ApiError(error.status_code, "http_error", message, headers=error.headers).response()

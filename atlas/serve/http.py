@@ -1,0 +1,128 @@
+"""Reading a request's body and writing its answer, with the client's going away noticed at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from atlas.serve.errors import ApiError
+
+logger = logging.getLogger("atlas.serve")
+
+MAX_BODY = 32 << 20
+DONE = b"data: [DONE]\n\n"
+
+T = TypeVar("T")
+
+_encoder = msgspec.json.Encoder()
+
+
+async def read_body(request: Request) -> bytes:
+    """The body of a JSON request. Raises ApiError 413 above MAX_BODY, 415 for another content type."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        message = f"content-type: {content_type[:80] or 'missing'!r}; accepted: application/json"
+        raise ApiError(415, "unsupported_media_type", message)
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_BODY:
+        raise _too_large()
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY:
+            raise _too_large()
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _too_large() -> ApiError:
+    message = f"request body: too large; accepted: at most {MAX_BODY} bytes"
+    return ApiError(413, "request_too_large", message, headers={"Connection": "close"})
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """The result of `work`; cancelled, and ClientDisconnect raised, when the client goes away first."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request.receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        await _cancel(task, gone)
+
+
+def json_response(value: Any, headers: Mapping[str, str] | None = None, status: int = 200) -> Response:
+    """A struct as a JSON response."""
+    return Response(_encoder.encode(value), status, headers, media_type="application/json")
+
+
+def event(value: Any) -> bytes:
+    """A struct as one server-sent event."""
+    return b"data: " + _encoder.encode(value) + b"\n\n"
+
+
+class EventStream(Response):
+    """Server-sent events from an async generator, which is closed as soon as the client goes away.
+
+    An ApiError (or a fault of our own) after the headers becomes an error event; `[DONE]` always follows,
+    so that a client that reads on never waits for something that does not come.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+        super().__init__(None, 200, {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writing = asyncio.ensure_future(self._write(send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((writing, gone), return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                writing.result()
+        finally:
+            await _cancel(writing, gone)
+            await self._events.aclose()
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async for chunk in self._events:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except ApiError as error:
+            await send(_body(b"data: " + error.encode() + b"\n\n"))
+        except Exception:
+            logger.exception("a stream broke off")
+            fault = ApiError(500, "internal_error", "the server failed while it wrote this stream")
+            await send(_body(b"data: " + fault.encode() + b"\n\n"))
+        await send(_body(DONE))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _body(data: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": True}
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task

@@ -1,0 +1,208 @@
+"""The server's life: bind, answer /health while loading, serve, drain, leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import importlib.util
+import logging
+import os
+import shlex
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import uvicorn
+
+from atlas.config import ServeConfig
+from atlas.engine.client import ENGINE_COMMAND, EngineClient
+from atlas.engine.messages import Ready
+from atlas.errors import AtlasError
+from atlas.serve.app import create_app
+from atlas.serve.frontend import Frontend
+from atlas.serve.offload import Offload
+from atlas.serve.resolve import resolve
+from atlas.serve.service import Service, Serving
+
+logger = logging.getLogger("atlas.serve")
+
+DEATH_GRACE = 2.0
+"""Seconds for which /health still says "dead" after the engine died, so that a probe sees why."""
+
+_CLOSING_SECONDS = 0.5
+
+
+class _Http(uvicorn.Server):
+    """uvicorn without its signal handling: a shutdown drains the engine's streams first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Server:
+    """One run of the server on a bound socket. `run` returns the exit code.
+
+    Args:
+        engine_command: program of the engine process.
+        load_frontend: reads tokenizer and template of a checkpoint.
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        listener: socket.socket,
+        *,
+        engine_command: Sequence[str] = ENGINE_COMMAND,
+        load_frontend: Callable[[Path], Frontend] = Frontend.load,
+        started: float | None = None,
+    ) -> None:
+        self._config, self._listener = config, listener
+        self._engine_command, self._load_frontend = engine_command, load_frontend
+        self._started = time.perf_counter() if started is None else started
+        self._service = Service(config)
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        http = "httptools" if importlib.util.find_spec("httptools") else "h11"
+        self._http = _Http(
+            uvicorn.Config(
+                create_app(self._service),
+                http=http,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=1,
+            )
+        )
+
+    async def run(self) -> int:
+        """Serve until a signal (0), the engine's death or a failed start (1)."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        stop = asyncio.create_task(self._stop.wait())
+        start = asyncio.create_task(self._start())
+        code = 0
+        try:
+            await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not self._stop.is_set():
+                code = await self._serve(start.result(), stop)
+        except AtlasError as error:
+            logger.error("%s", error)
+            code = 1
+        finally:
+            start.cancel()
+            await asyncio.gather(start, return_exceptions=True)
+            await self._shut_down(http)
+            stop.cancel()
+        return code
+
+    # ---- start ---------------------------------------------------------------------------------
+
+    async def _start(self) -> EngineClient:
+        """Load everything; the engine reads weights while this process reads the small files."""
+        service, config = self._service, self._config
+        ledger = [("start", time.perf_counter() - self._started)]
+        service.stage, began = "finding the model", time.perf_counter()
+        path = await resolve(config.model, offline=config.offline)
+        ledger.append(("model", time.perf_counter() - began))
+        engine = service.engine = EngineClient(config.engine(path), command=self._engine_command)
+        await engine.start()
+        began = time.perf_counter()
+        frontend_task = asyncio.create_task(Offload(1).run(self._load_frontend, path))
+        ready_task = asyncio.create_task(engine.wait_ready())
+        try:
+            frontend, ready = await asyncio.gather(frontend_task, ready_task)
+        finally:
+            frontend_task.cancel()
+            ready_task.cancel()
+        ledger += ready.ledger
+        ledger.append(("engine in all", time.perf_counter() - began))
+        fingerprint = _fingerprint(config, ready)
+        service.serving = Serving(engine, frontend, ready, fingerprint)
+        self._announce(ready, frontend, ledger)
+        return engine
+
+    def _announce(self, ready: Ready, frontend: Frontend, ledger: list[tuple[str, float]]) -> None:
+        total = time.perf_counter() - self._started
+        stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in ledger)
+        host, port = self._listener.getsockname()[:2]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        name = self._config.model_name
+        if frontend.template is not None:
+            path, body = (
+                "chat/completions",
+                {"model": name, "messages": [{"role": "user", "content": "Hello"}]},
+            )
+        else:
+            path, body = "completions", {"model": name, "prompt": "Hello"}
+        data = shlex.quote(msgspec.json.encode(body).decode())
+        logger.info("backend %s, kernels %s: %s", ready.backend, ready.kernel_set, ready.reason)
+        for origin in frontend.defaults.origins:
+            logger.info("default %s = %s (%s)", origin.name, origin.value, origin.origin)
+        print(f"ready in {total:.2f} s: {stages}")
+        print(f"{name} (context {ready.max_context}) at {url}/v1")
+        print(f"curl {url}/v1/{path} -H 'Content-Type: application/json' -d {data}", flush=True)
+
+    # ---- serve and stop --------------------------------------------------------------------------
+
+    async def _serve(self, engine: EngineClient, stop: asyncio.Task[bool]) -> int:
+        died = asyncio.create_task(engine.died.wait())
+        try:
+            await asyncio.wait((died, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not self._stop.is_set():
+                logger.error("the engine died: %s", engine.reason)
+                await asyncio.wait((stop,), timeout=DEATH_GRACE)
+                return 1
+            self._service.draining = True
+            if self._service.active:
+                logger.info(
+                    "finishing %d requests (at most %g s)", self._service.active, self._config.drain_timeout
+                )
+            await self._quiet(self._config.drain_timeout)
+            engine.fail_all("the server is shutting down")
+            await self._quiet(_CLOSING_SECONDS, hurried=True)
+            return 0
+        finally:
+            died.cancel()
+
+    async def _quiet(self, timeout: float, *, hurried: bool = False) -> None:
+        """Wait until no request is under way; not longer than `timeout`, nor after a second signal."""
+        deadline = time.monotonic() + timeout
+        while self._service.active and time.monotonic() < deadline and (hurried or not self._hurry.is_set()):
+            await asyncio.sleep(0.02)
+
+    async def _shut_down(self, http: asyncio.Task[None]) -> None:
+        self._service.draining = True
+        self._http.should_exit = True
+        closing = [http]
+        engine = self._service.engine
+        if engine is not None:
+            closing.append(asyncio.create_task(engine.shutdown(grace=0.8)))
+        await asyncio.gather(*closing, return_exceptions=True)
+
+    def _on_signal(self) -> None:
+        if not self._stop.is_set():
+            self._stop.set()
+            return
+        # Asked twice: stop waiting for streams, and do not depend on anything that may hang.
+        self._hurry.set()
+        asyncio.get_running_loop().call_later(1.0, self._exit_now)
+
+    def _exit_now(self) -> None:
+        if self._service.engine is not None:
+            self._service.engine.kill()
+        os._exit(0)
+
+
+def _fingerprint(config: ServeConfig, ready: Ready) -> str:
+    parts = "\0".join((config.model, ready.backend, ready.kernel_set, config.quant or ""))
+    return "fp_" + hashlib.sha256(parts.encode()).hexdigest()[:12]

@@ -1,0 +1,113 @@
+"""The half of an endpoint that chat and text completions share: checked request in, HTTP response out."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from atlas.serve.generation import Delta, Job, Whole, collect, generate_all
+from atlas.serve.http import EventStream, event, json_response, unless_gone
+from atlas.serve.sampling import SamplingRequest
+from atlas.serve.schemas import (
+    Answer,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatRequest,
+    CompletionChoice,
+    CompletionRequest,
+    Usage,
+)
+from atlas.serve.service import Service, Serving
+
+
+class Format(msgspec.Struct, frozen=True):
+    """How one endpoint words its answers.
+
+    opening: a choice's chunk before any text, or None where the API has none.
+    """
+
+    id_prefix: str
+    object: str
+    chunk_object: str
+    choice: Callable[[int, Whole], ChatChoice | CompletionChoice]
+    chunk: Callable[[Delta], ChatChunkChoice | CompletionChoice]
+    opening: Callable[[int], ChatChunkChoice] | None = None
+
+
+def make_jobs(
+    prompts: Sequence[list[int]], sampling: SamplingRequest, max_context: int
+) -> tuple[list[Job], dict[str, str]]:
+    """One job for each prompt, and a header that says so where max_tokens had to be cut."""
+    jobs = [
+        Job(index, prompt, sampling.fit(len(prompt), max_context), sampling.stops)
+        for index, prompt in enumerate(prompts)
+    ]
+    asked = sampling.max_tokens
+    cut = [
+        str(job.sampling.max_tokens) for job in jobs if asked is not None and job.sampling.max_tokens < asked
+    ]
+    return jobs, {"x-atlas-max-tokens": ", ".join(cut[:64])} if cut else {}
+
+
+async def respond(
+    http: Request,
+    service: Service,
+    serving: Serving,
+    request: ChatRequest | CompletionRequest,
+    jobs: Sequence[Job],
+    form: Format,
+    headers: dict[str, str],
+) -> Response:
+    """Run the jobs and answer, streamed or in one piece."""
+    frame = Answer(
+        id=form.id_prefix + secrets.token_hex(12),
+        object=form.chunk_object if request.stream else form.object,
+        created=int(time.time()),
+        model=service.config.model_name,
+        system_fingerprint=serving.fingerprint,
+        choices=[],
+    )
+    if request.stream:
+        options = request.stream_options
+        with_usage = bool(options and options.include_usage)
+        return EventStream(_events(serving, jobs, form, frame, with_usage), headers)
+    tokenizer = serving.frontend.tokenizer
+    wholes = await unless_gone(http, collect(serving.engine, tokenizer, jobs))
+    choices = [form.choice(index, whole) for index, whole in enumerate(wholes)]
+    usage = _usage(jobs, sum(whole.tokens for whole in wholes))
+    return json_response(msgspec.structs.replace(frame, choices=choices, usage=usage), headers)
+
+
+async def _events(
+    serving: Serving, jobs: Sequence[Job], form: Format, frame: Answer, with_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    def chunk(choice: ChatChunkChoice | CompletionChoice) -> bytes:
+        # With include_usage every chunk has the key, null until the last one.
+        usage = None if with_usage else msgspec.UNSET
+        return event(msgspec.structs.replace(frame, choices=[choice], usage=usage))
+
+    generated = 0
+    async with aclosing(generate_all(serving.engine, serving.frontend.tokenizer, jobs)) as deltas:
+        if form.opening is not None:
+            for job in jobs:
+                yield chunk(form.opening(job.index))
+        async for delta in deltas:
+            generated += delta.tokens
+            # Text and finish reason in separate chunks: clients expect the last one to be empty.
+            if delta.text:
+                yield chunk(form.chunk(msgspec.structs.replace(delta, finish_reason=None)))
+            if delta.finish_reason is not None:
+                yield chunk(form.chunk(msgspec.structs.replace(delta, text="")))
+    if with_usage:
+        yield event(msgspec.structs.replace(frame, choices=[], usage=_usage(jobs, generated)))
+
+
+def _usage(jobs: Sequence[Job], generated: int) -> Usage:
+    prompt = sum(len(job.prompt) for job in jobs)
+    return Usage(prompt, generated, prompt + generated)

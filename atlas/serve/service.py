@@ -1,0 +1,84 @@
+"""The state that the endpoints share: configuration, engine, model, and whether requests are taken."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from atlas.config import ServeConfig
+from atlas.engine.client import EngineClient
+from atlas.engine.messages import Ready
+from atlas.serve.errors import ApiError, unavailable
+from atlas.serve.frontend import Frontend
+
+logger = logging.getLogger("atlas.serve")
+
+
+class Serving(msgspec.Struct, frozen=True):
+    """Everything that exists once requests can be answered."""
+
+    engine: EngineClient
+    frontend: Frontend
+    ready: Ready
+    fingerprint: str
+
+
+class Health(msgspec.Struct, frozen=True, omit_defaults=True):
+    """GET /health."""
+
+    status: str
+    stage: str | None = None
+    reason: str | None = None
+
+
+class Service:
+    """One server. `serving` is set when it is ready; `active` counts requests under way."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self.config = config
+        self.created = int(time.time())
+        self.engine: EngineClient | None = None
+        self.serving: Serving | None = None
+        self.stage = "starting"
+        self.draining = False
+        self.active = 0
+        self._reported: set[str] = set()
+
+    def require(self) -> Serving:
+        """What answers requests. Raises ApiError 503 while there is nothing."""
+        health = self.health()
+        if self.serving is None or health.status != "ok":
+            detail = health.reason or health.stage
+            message = f"the server is {health.status}" + (f": {detail}" if detail else "")
+            raise unavailable(f"server_{health.status.replace(' ', '_')}", message)
+        return self.serving
+
+    def health(self) -> Health:
+        """ok, loading, dead or shutting down."""
+        if self.engine is not None and self.engine.state == "dead" and not self.draining:
+            return Health("dead", reason=self.engine.reason)
+        if self.draining:
+            return Health("shutting down")
+        if self.serving is None:
+            loading = self.engine is not None and self.engine.state == "loading"
+            return Health("loading", stage=self.engine.stage if loading and self.engine else self.stage)
+        return Health("ok")
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError 404 unless `name` is the served model (or left out)."""
+        if name is not None and name not in (self.config.model_name, self.config.model):
+            message = f"model: {name[:200]!r} is not served; accepted: {self.config.model_name}"
+            raise ApiError(404, "model_not_found", message, "model")
+
+    def report_ignored(self, fields: Iterable[str]) -> dict[str, str]:
+        """The response header that lists fields nobody reads; each is logged once."""
+        names = [field.encode("ascii", "backslashreplace").decode()[:80] for field in fields][:32]
+        for name in names:
+            if name not in self._reported and len(self._reported) < 1000:
+                self._reported.add(name)
+                logger.warning("request field %r is not known and was ignored", name)
+        printable = ["".join(c if 32 <= ord(c) < 127 and c != "," else "?" for c in name) for name in names]
+        return {"x-atlas-ignored-fields": ", ".join(printable)} if printable else {}
