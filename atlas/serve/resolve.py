@@ -28,7 +28,7 @@ class Resolved(msgspec.Struct, omit_defaults=True):
 
 async def resolve(model: str, *, offline: bool) -> Path:
     """The directory or file of `model`. Raises AtlasError with the downloader's own words."""
-    if Path(model).exists():  # nothing to download, so nothing to stop
+    if Path(model).expanduser().exists():  # nothing to download, so nothing to stop
         return await Offload(1).run(resolve_here, model, offline)
     arguments = [sys.executable, "-m", "atlas.serve.resolve", model, *(["--offline"] if offline else [])]
     process = await asyncio.create_subprocess_exec(
@@ -55,7 +55,7 @@ async def resolve(model: str, *, offline: bool) -> Path:
 
 def resolve_here(model: str, offline: bool) -> Path:
     """The same in this process; blocks."""
-    from atlas.weights.catalogue import resolve_model
+    from atlas.weights.fetch import resolve_model
 
     return resolve_model(model, offline=offline)
 

@@ -1,0 +1,57 @@
+"""Servers for the tests: one that most share, and a factory for those that break theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve_harness import RunningServer, behaviour, make_checkpoint
+
+Start = Callable[..., RunningServer]
+
+ANSWER = "Hi 😀é漢!"
+
+# What the engine does for each seed; see the tests that send it.
+BEHAVIOURS = {
+    "1": behaviour("abcDEFGHIJklm"),
+    "2": behaviour("uvwxyz", end=None),
+    "3": behaviour("slow ", end=None, delay=0.05),
+    "4": behaviour("broken", error_after=3),
+    "5": {"tokens": [*behaviour("ok", end=None)["tokens"], 310, *behaviour("yes")["tokens"]]},
+    "6": behaviour("abcDEFGHIJklm", group=5),
+}
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny", temperature=0.5, top_k=20)
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[RunningServer]:
+    """A server that no test may damage."""
+    script: dict[str, Any] = {"default": behaviour(ANSWER), "behaviours": BEHAVIOURS}
+    server = RunningServer(tmp_path_factory.mktemp("shared"), script, checkpoint)
+    try:
+        yield server.wait_ready()
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path, checkpoint: Path) -> Iterator[Start]:
+    """Start servers of one's own."""
+    servers: list[RunningServer] = []
+
+    def begin(*flags: str, model: Path = checkpoint, port: int = 0, **script: Any) -> RunningServer:
+        folder = tmp_path / f"server{len(servers)}"
+        folder.mkdir()
+        script = {"default": behaviour(ANSWER), "behaviours": BEHAVIOURS, **script}
+        servers.append(RunningServer(folder, script, model, *flags, port=port))
+        return servers[-1]
+
+    yield begin
+    for server in servers:
+        server.close()

@@ -1,0 +1,121 @@
+"""Settings: flags and files, their errors, and where each value came from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from serve_harness import environment
+
+from atlas.config import EngineConfig, ServeConfig, describe, load, parse_bytes
+from atlas.errors import ConfigError
+from atlas.weights.catalogue import DEFAULT_MODEL
+
+
+def origin(argv: list[str], name: str) -> tuple[object, str]:
+    found = next(o for o in load(argv).origins if o.name == name)
+    return found.value, found.origin
+
+
+def test_flag_beats_file_beats_builtin(tmp_path: Path) -> None:
+    file = tmp_path / "atlas.toml"
+    file.write_text('port = 9000\nkv_memory = "1GiB"\noffline = true\ndrain_timeout = 5\n')
+    argv = ["--config", str(file), "--port", "9001"]
+    assert origin(argv, "port") == (9001, "flag")
+    assert origin(argv, "kv_memory") == (1 << 30, f"file {file}")
+    assert origin(argv, "offline") == (True, f"file {file}")
+    assert origin(argv, "drain_timeout") == (5.0, f"file {file}")
+    assert origin(argv, "host") == ("127.0.0.1", "built-in")
+    assert load(argv).config.port == 9001
+    assert f"(file {file})" in describe(load(argv).origins)
+
+
+def test_every_field_has_a_flag_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load(["--help"])
+    text = capsys.readouterr().out
+    for name in ServeConfig.__struct_fields__:
+        assert ("MODEL" if name == "model" else "--" + name.replace("_", "-")) in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--prot", "1"], ["--prot", "did you mean --port?"]),
+        (["--port", "x"], ["--port", "'x'", "int"]),
+        (["--port", "70000"], ["--port", "70000", "65535"]),
+        (["--backend", "gpu"], ["--backend", "gpu", "auto, cpu, cuda, reference"]),
+        (["--kv-memory", "much"], ["--kv-memory", "much", "2GiB"]),
+        (["--max-seqs", "0"], ["--max-seqs", "0"]),
+        (["--threads", "0"], ["--threads", "0"]),
+        (["--config", "/does/not/exist.toml"], ["--config", "/does/not/exist.toml"]),
+        (["--port"], ["--port", "expected one argument"]),
+        (["one", "two"], ["two"]),
+    ],
+)
+def test_wrong_flags_are_named(argv: list[str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(argv)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot = 1", ["prot", "did you mean port?"]),
+        ('port = "8000"', ["port", "int"]),
+        ("port = ", ["TOML"]),
+        ("offline = 1", ["offline", "bool"]),
+    ],
+)
+def test_wrong_files_are_named(tmp_path: Path, text: str, words: list[str]) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load(["--config", str(file)])
+    for word in [str(file), *words]:
+        assert word in str(error.value)
+
+
+def test_sizes() -> None:
+    sizes = {"4096": 4096, "2GiB": 2 << 30, "2 gib": 2 << 30, "1.5GB": 1_500_000_000, "512MiB": 512 << 20, "1k": 1000}
+    assert {text: parse_bytes(text) for text in sizes} == sizes
+    for text in ("", "GiB", "-1", "0", "2XB", "1e9"):
+        with pytest.raises(ValueError, match="size|less"):
+            parse_bytes(text)
+
+
+def test_engine_config_round_trip() -> None:
+    config = load(["--quant", "f32", "--kv-memory", "1MiB", "--threads", "2"]).config.engine(Path("/models/m"))
+    assert EngineConfig.from_json(config.to_json()) == config
+    assert (config.model, config.quant, config.kv_memory_bytes, config.threads) == ("/models/m", "f32", 1 << 20, 2)
+
+
+def test_the_default_model_is_the_catalogues() -> None:
+    assert ServeConfig().model == DEFAULT_MODEL
+
+
+def test_model_names() -> None:
+    names = {"/a/b/Tiny.Q4.gguf": "Tiny.Q4", "org/name": "name", "/a/b/": "b", "smollm2-135m": "smollm2-135m"}
+    assert {model: ServeConfig(model=model).model_name for model in names} == names
+    assert ServeConfig(model="/a/b", served_model_name="x").model_name == "x"
+
+
+def test_print_config_shows_the_models_own_defaults(checkpoint: Path) -> None:
+    command = [sys.executable, "-m", "atlas.serve", "--print-config", "--port", "1234", str(checkpoint)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, env=environment(), check=True)
+    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert "1234" in lines["port"] and "(flag)" in lines["port"]
+    assert "0.5" in lines["temperature"] and "generation_config.json" in lines["temperature"]
+    assert "1.0" in lines["top_p"] and "built-in" in lines["top_p"]
+    assert "20" in lines["top_k"] and "model default" in lines["top_k"]
+
+
+def test_wrong_settings_end_with_code_2() -> None:
+    command = [sys.executable, "-m", "atlas.serve", "--prot", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, env=environment(), check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --prot: unknown argument; did you mean --port?")
