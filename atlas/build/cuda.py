@@ -10,7 +10,7 @@ from atlas.build.instance import HEADER_NAME as INSTANCE_HEADER
 from atlas.build.instance import instance_header
 from atlas.errors import BuildError
 
-OPTIONS: tuple[str, ...] = ("--std=c++17", "--generate-line-info", "--define-macro=NDEBUG")
+OPTIONS: tuple[str, ...] = ("--std=c++17", "--define-macro=NDEBUG")
 """NVRTC options beside the architecture; part of cache keys. No fast-math: division, square root and
 denormals are IEEE, because ops are compared with their NumPy references."""
 

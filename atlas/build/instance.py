@@ -57,7 +57,7 @@ def instance_header(key: KernelKey, symbol: str, knobs: Mapping[str, int], block
         *_namespace("types", types),
         *_namespace("launch", [f"constexpr int block = {block};"]),
         *_namespace("layout", [f"constexpr int kv_block_size = {KV_BLOCK_SIZE};"]),
-        f'#define ATLAS_KERNEL extern "C" __global__ void __launch_bounds__({block}) {symbol}',
+        f'#define ATLAS_KERNEL extern "C" __global__ void __launch_bounds__({block}, 1) {symbol}',
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,7 @@
 """CUDA C++ -> PTX by NVRTC, through ctypes.
 
-Sources and headers go in as text under virtual names, and PTX comes out with those names in its line
-info. The same input gives the same bytes in any folder, on any machine with the same wheels.
+Sources and headers go in as text under virtual names, and come out under those names in logs and line
+info (if asked for). The same input gives the same bytes in any folder, on any machine with the same wheels.
 """
 
 from __future__ import annotations

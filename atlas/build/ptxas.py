@@ -57,7 +57,7 @@ def assemble(ptx: str, arch: str, name: str = "kernel") -> Cubin:
         # Run inside the folder under fixed names, so that no path of this machine can reach the image.
         Path(folder, "kernel.ptx").write_text(ptx)
         command = [str(tools.ptxas), f"--gpu-name={arch}", "--verbose", "--warning-as-error"]
-        command += ["--generate-line-info", "--output-file=kernel.cubin", "kernel.ptx"]
+        command += ["--output-file=kernel.cubin", "kernel.ptx"]
         try:
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         except OSError as error:

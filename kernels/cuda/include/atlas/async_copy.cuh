@@ -1,0 +1,26 @@
+// Asynchronous copies from global to shared memory (cp.async), 16 bytes at a time.
+#pragma once
+
+namespace atlas {
+
+// Copies 16 bytes if `valid`, else writes 16 zero bytes; `source` must be a mapped address either
+// way. Both addresses are multiples of 16.
+__device__ inline void copy_async_16(void* destination, const void* source, bool valid) {
+  const unsigned target = static_cast<unsigned>(__cvta_generic_to_shared(destination));
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
+               "r"(bytes)
+               : "memory");
+}
+
+// Ends a group of copies.
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most kPending of this thread's groups are in flight. Other threads' copies are
+// seen only after a __syncthreads() that follows.
+template <int kPending>
+__device__ inline void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace atlas
