@@ -13,7 +13,9 @@ class Detokenizer:
 
     A character whose bytes come in several tokens is held back until it is whole, so U+FFFD appears
     only where the model wrote bytes that are no UTF-8. The pieces joined are what decoding all ids at
-    once gives. Special tokens and ids that the tokenizer does not know are skipped.
+    once gives, except where a decoder takes back characters it has already given because invalid bytes
+    follow (SentencePiece's byte tokens); text once sent stands. Use this for answers that are not
+    streamed too, so that both read the same. Special tokens and unknown ids are skipped.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
@@ -21,30 +23,34 @@ class Detokenizer:
         self._stream = DecodeStream(skip_special_tokens=True)
         self._ids: list[int] = []
         self._sent = ""
-        self._broken = False
+        self._held_from = 0  # index into _ids of the first id whose text has not been sent
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add ids and return the text that became complete; "" while a character is still in parts."""
-        pieces = [self._push_one(token_id) for token_id in token_ids]
-        text = "".join(pieces)
-        self._sent += text
-        return text
+        return "".join([self._push_one(token_id) for token_id in token_ids])
 
     def _push_one(self, token_id: int) -> str:
         self._ids.append(token_id)
-        if self._broken:
-            return ""
         try:
-            return self._stream.step(self._tokenizer, token_id) or ""
+            text = self._stream.step(self._tokenizer, token_id) or ""
         except Exception:
-            # The library's stream gives up for good when a decoder rewrites text that it has already
-            # seen. What was sent stands; finish() adds the rest.
-            self._broken = True
-            return ""
+            # The library gives up when the decoder rewrites text that was already sent. What is held
+            # goes through a new stream: its first id is a byte, so it needs no context.
+            self._stream = DecodeStream(skip_special_tokens=True)
+            held = self._ids[self._held_from :]
+            text = "".join([self._stream.step(self._tokenizer, index) or "" for index in held])
+        if text:
+            self._held_from = len(self._ids)
+            self._sent += text
+        return text
 
     def finish(self) -> str:
         """The text still held back, at the end of the sequence; an unfinished character shows as U+FFFD."""
         text = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        rest = text[len(self._sent) :] if text.startswith(self._sent) else ""
+        if text.startswith(self._sent):
+            rest: str = text[len(self._sent) :]
+        else:
+            rest = self._tokenizer.decode(self._ids[self._held_from :], skip_special_tokens=True)
         self._sent += rest
+        self._held_from = len(self._ids)
         return rest

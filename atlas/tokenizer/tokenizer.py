@@ -143,8 +143,11 @@ class Tokenizer:
             return ids
         # Some vocabularies (Unigram) can spell a special token with the model itself. Cutting the
         # text inside it leaves nothing that could.
-        cut = self._guards.break_inside(text).split(GUARD)
-        return [index for piece in cut for index in self._encode(tokenizer, piece, False) if index not in self._special]
+        first, *others = self._guards.break_inside(text).split(GUARD)
+        ids = self._encode(tokenizer, first, False)
+        for piece in others:
+            ids += self._encode(self._plain_bare, piece, False)
+        return [index for index in ids if index not in self._special]
 
     def _encode(self, tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
         try:
@@ -156,8 +159,11 @@ class Tokenizer:
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
-        # A second object: the switch is state, and other threads may be encoding.
-        tokenizer = self._load(self._document)
+        return self._load_plain(self._document)
+
+    def _load_plain(self, document: str) -> tokenizers.Tokenizer:
+        # An object of its own: the switch is state, and other threads may be encoding.
+        tokenizer = self._load(document)
         tokenizer.encode_special_tokens = True
         return tokenizer
 
@@ -166,9 +172,14 @@ class Tokenizer:
         """For text after a special token: some tokenizers prepend a space, but only at the very start."""
         if '"first"' not in self._document:
             return self._plain
-        tokenizer = self._load(json.dumps(_never_prepend(json.loads(self._document))))
-        tokenizer.encode_special_tokens = True
-        return tokenizer
+        return self._load_plain(json.dumps(_never_prepend(json.loads(self._document), ("first",))))
+
+    @cached_property
+    def _plain_bare(self) -> tokenizers.Tokenizer:
+        """For the rest of a text that was cut: no space is prepended at all."""
+        if '"prepend_scheme"' not in self._document:
+            return self._plain
+        return self._load_plain(json.dumps(_never_prepend(json.loads(self._document), ("first", "always"))))
 
     @cached_property
     def _special_pattern(self) -> re.Pattern[str]:
@@ -265,14 +276,14 @@ def _template_of(config: Mapping[str, Any]) -> str | None:
     return template if isinstance(template, str) and template else None
 
 
-def _never_prepend(document: Any) -> Any:
-    """The same document with every "prepend only at the start of the text" turned off."""
+def _never_prepend(document: Any, schemes: Sequence[str]) -> Any:
+    """The same document in which a space that one of `schemes` prepends is never prepended."""
     if isinstance(document, dict):
         return {
-            key: "never" if key == "prepend_scheme" and value == "first" else _never_prepend(value)
+            key: "never" if key == "prepend_scheme" and value in schemes else _never_prepend(value, schemes)
             for key, value in document.items()
         }
-    return [_never_prepend(value) for value in document] if isinstance(document, list) else document
+    return [_never_prepend(value, schemes) for value in document] if isinstance(document, list) else document
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -69,8 +69,8 @@ class GgufCheckpoint(Checkpoint):
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self._parts = split_parts(path)
+        self.path = self._parts[0]
         for part in self._parts:
             if not part.is_file():
                 raise CheckpointError(
@@ -84,7 +84,7 @@ class GgufCheckpoint(Checkpoint):
         self._index = index
         self._names: dict[str, str] = {}
         self.tensors = {}
-        file = str(path)
+        file = str(self.path)
         check_architecture(index.metadata, file)
         for name, tensor in index.tensors.items():
             if name == ROPE_FACTORS:

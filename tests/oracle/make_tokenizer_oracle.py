@@ -6,8 +6,9 @@ is compiled on installation, which takes some minutes, so this is run by hand an
     python -m venv /tmp/llama && /tmp/llama/bin/pip install llama-cpp-python==0.3.36 gguf==0.19.0
     /tmp/llama/bin/python tests/oracle/make_tokenizer_oracle.py PATH/SmolLM2-135M-Instruct.Q4_1.gguf
 
-The other pre-tokenisers are asked with SmolLM2's vocabulary: a copy of its metadata, without weights,
-in which only `tokenizer.ggml.pre` is changed. That isolates the rule by which text is cut.
+The other pre-tokenisers are asked with a copy of SmolLM2's metadata, without weights, in which
+`tokenizer.ggml.pre` is changed. That isolates the rule by which text is cut. SmolLM2 joins no digits,
+which would hide the rules for numbers, so the copy gets tokens for all pairs and triples of digits.
 """
 
 from __future__ import annotations
@@ -197,13 +198,29 @@ def texts() -> list[str]:
     return cases + ["".join(choose.choices(matter, k=choose.randint(2, 7))) for _ in range(40)]
 
 
-def vocabulary_only(reader: GGUFReader, pre: str, path: Path) -> None:
-    """Write a GGUF of the metadata alone, with another tokenizer.ggml.pre."""
+def digit_merges() -> list[str]:
+    """Merges of every pair of digits, then of every pair with a third."""
+    digits = "0123456789"
+    pairs = [f"{a} {b}" for a in digits for b in digits]
+    return pairs + [f"{pair.replace(' ', '')} {c}" for pair in pairs for c in digits]
+
+
+def vocabulary_only(reader: GGUFReader, pre: str, extra_merges: list[str], path: Path) -> None:
+    """Write a GGUF of the metadata alone, with another tokenizer.ggml.pre and more merges."""
+    more = {
+        "tokenizer.ggml.tokens": [merge.replace(" ", "") for merge in extra_merges],
+        "tokenizer.ggml.token_type": [1] * len(extra_merges),
+        "tokenizer.ggml.merges": extra_merges,
+    }
     writer = GGUFWriter(path, "llama")
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture":
             continue
         value = pre if name == "tokenizer.ggml.pre" else field.contents()
+        if name == "llama.vocab_size":
+            value += len(extra_merges)
+        elif name in more:
+            value = value + more[name]
         inner = field.types[1] if field.types[0] == GGUFValueType.ARRAY else None
         writer.add_key_value(name, value, field.types[0], sub_type=inner)
     writer.write_header_to_file()
@@ -218,12 +235,13 @@ def main() -> None:
     cases = texts()
     result: dict[str, object] = {
         "made_by": f"tests/oracle/make_tokenizer_oracle.py with llama-cpp-python {llama_cpp.__version__}",
+        "digit_merges": digit_merges(),
         "texts": cases,
     }
     with tempfile.TemporaryDirectory() as folder:
         for pre in ("smollm", *OTHERS):
             path = Path(folder) / f"{pre}.gguf"
-            vocabulary_only(reader, pre, path)
+            vocabulary_only(reader, pre, digit_merges() if pre in OTHERS else [], path)
             model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
             tokenize = [(text.encode(), special) for text in cases for special in (True, False)]
             ids = [model.tokenize(text, add_bos=False, special=special) for text, special in tokenize]

@@ -1,0 +1,20 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atlas.weights.fetch import resolve_model
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--contract-backend", choices=("cpu", "cuda"), default="cpu", help="backend of tests/contract")
+    parser.addoption("--pack", help="folder written by `python -m tests.contract.pack`, for the cuda backend")
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The real model, SmolLM2-135M-Instruct as GGUF; fetched into the user's cache when it is not there."""
+    return resolve_model("smollm2-135m", offline=False)
