@@ -3,51 +3,57 @@
 // Every worker of the thread pool calls the kernel with its own index; the kernel splits the work
 // by (worker, n_workers) so that one worker computes an output element wholly, always by the same
 // arithmetic: results depend neither on the number of workers nor on the other rows of a batch.
+//
+// A kernel file is compiled once per instruction-set level and all copies are linked into one
+// library, so nothing in it may be an ordinary inline function or template with external linkage:
+// the linker would keep one copy of it, maybe one this machine cannot run. Kernels therefore stand
+// in anonymous namespaces, shared headers too, and use no standard-library templates. Kernels do
+// not throw and do not allocate.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#define ATLAS_INLINE inline __attribute__((always_inline))
+
 namespace atlas {
 
-union Constant;
-
 struct CpuLaunch {
-  void* const* operands;      // arena pointers, in the op contract's order
-  const int64_t* dims;        // run-time dims, in the contract's order
-  const void* constants;      // 8-byte int64 or double each, in the contract's order
+  void* const* operands;  // arena pointers, in the op contract's order
+  const int64_t* dims;    // run-time dims, in the contract's order
+  const void* constants;  // 8-byte int64 or double each, in the contract's order
   int worker;
   int n_workers;
-  std::byte* scratch;         // private to the worker, 64-byte aligned
-  size_t scratch_bytes;       // at least kCpuScratchBytes
+  std::byte* scratch;  // what the kernel asked for, private to the worker, 64-byte aligned, garbage
 
   template <class T>
-  T* operand(int index) const { return static_cast<T*>(operands[index]); }
-  int64_t integer(int index) const { return static_cast<const int64_t*>(constants)[index]; }
-  double real(int index) const { return static_cast<const double*>(constants)[index]; }
+  ATLAS_INLINE T* operand(int index) const {
+    return static_cast<T*>(operands[index]);
+  }
+  ATLAS_INLINE int64_t integer(int index) const {
+    return static_cast<const int64_t*>(constants)[index];
+  }
+  ATLAS_INLINE double real(int index) const { return static_cast<const double*>(constants)[index]; }
 };
-
-constexpr size_t kCpuScratchBytes = 4u << 20;
 
 using CpuKernel = void (*)(const CpuLaunch&);
+// Bytes of scratch that a launch needs per worker; called at load with only the constants set.
+using CpuScratch = size_t (*)(const CpuLaunch&);
 
-// Called by static initialisers of kernel files, once per instruction-set level.
-void register_cpu_kernel(const char* level, const char* signature, CpuKernel kernel);
-
-struct CpuKernelRegistration {
-  CpuKernelRegistration(const char* level, const char* signature, CpuKernel kernel) {
-    register_cpu_kernel(level, signature, kernel);
-  }
-};
+// Called by static initialisers of kernel files, once per level and signature. Takes pointers and
+// is defined elsewhere, so that an initialiser holds no instruction above the machine's baseline
+// although its file is compiled for a higher level. The strings are kept by pointer.
+bool register_cpu_kernel(const char* level, const char* signature, CpuKernel kernel,
+                         CpuScratch scratch = nullptr);
 
 }  // namespace atlas
 
 #define ATLAS_CONCAT_(a, b) a##b
 #define ATLAS_CONCAT(a, b) ATLAS_CONCAT_(a, b)
 
-// ATLAS_CPU_KERNEL("linear.x_f32.weight_f32.out_f32", linear<float, float, float>)
-// The build reads these lines too: they are the list of what is compiled in. ATLAS_CPU_LEVEL is a
-// string set by the build for each level.
-#define ATLAS_CPU_KERNEL(signature, ...)                                              \
-  static const ::atlas::CpuKernelRegistration ATLAS_CONCAT(registration_, __COUNTER__)( \
-      ATLAS_CPU_LEVEL, signature, __VA_ARGS__)
+// ATLAS_CPU_KERNEL("linear.x_f32.weight_f32.out_f32", linear<float, float, float>, scratch<float>);
+// The last argument is for kernels that need scratch. The build reads these lines too: they are the
+// list of what is compiled in. ATLAS_CPU_LEVEL is a string set by the build for each level.
+#define ATLAS_CPU_KERNEL(signature, ...)                                      \
+  [[maybe_unused]] static const bool ATLAS_CONCAT(registered_, __COUNTER__) = \
+      ::atlas::register_cpu_kernel(ATLAS_CPU_LEVEL, signature, __VA_ARGS__)

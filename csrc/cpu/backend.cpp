@@ -1,0 +1,253 @@
+// The CPU backend: the arena is anonymous memory, and a program is a list of kernel calls that all
+// workers of a thread pool walk through together, with a barrier after each launch.
+#include "core/backend.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "cpu/features.h"
+#include "cpu/registry.h"
+#include "cpu/thread_pool.h"
+
+namespace atlas {
+namespace {
+
+constexpr size_t kHeaderWords = 16;
+constexpr size_t kCacheLine = 64;
+
+// Zeroed anonymous memory: a page costs nothing until it is touched.
+class Memory {
+ public:
+  explicit Memory(size_t bytes) : bytes_(bytes) {
+    if (bytes == 0) return;
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) {
+      throw DeviceFault("cpu memory: " + std::to_string(bytes) + " bytes cannot be had (" +
+                        std::strerror(errno) + ")");
+    }
+    data_ = static_cast<std::byte*>(data);
+#ifdef MADV_HUGEPAGE
+    // Weights stream through in order: huge pages save most of the address translation. Only
+    // advice, so a refusal is no error.
+    madvise(data, bytes, MADV_HUGEPAGE);
+#endif
+  }
+  Memory(Memory&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Memory& operator=(Memory other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Memory() {
+    if (data_ != nullptr) munmap(data_, bytes_);
+  }
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// A launch whose kernel and operands are resolved. Indices below point into CpuProgram's arrays.
+struct ResolvedLaunch {
+  CpuKernel kernel;
+  size_t operands, dims, constants;
+};
+
+struct CpuProgram {
+  std::vector<ResolvedLaunch> launches;
+  std::vector<void*> operands;
+  std::vector<int> dim_words;  // header word of each dim
+  std::vector<int64_t> dims;   // its value in the current step
+  std::vector<Constant> constants;
+};
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(int n_threads, std::string level) : level_(std::move(level)), pool_(n_threads) {}
+
+  std::string describe() const override {
+    return "cpu, " + level_ + " kernels, " + std::to_string(pool_.n_workers()) + " threads";
+  }
+
+  void allocate(size_t bytes) override {
+    if (arena_.size() != 0) throw DeviceFault("cpu memory: the arena was allocated already");
+    arena_ = Memory(bytes);
+  }
+  size_t arena_bytes() const override { return arena_.size(); }
+
+  void write(size_t offset, const void* data, size_t bytes) override {
+    if (bytes != 0) std::memcpy(range(offset, bytes), data, bytes);
+  }
+  void read(size_t offset, void* data, size_t bytes) override {
+    if (bytes != 0) std::memcpy(data, range(offset, bytes), bytes);
+  }
+  void fill(size_t offset, uint8_t value, size_t bytes) override {
+    if (bytes != 0) std::memset(range(offset, bytes), value, bytes);
+  }
+
+  void* staging(size_t bytes) override {
+    staging_.emplace_back(bytes);
+    return staging_.back().data();
+  }
+
+  int load(const ProgramSpec& program) override {
+    CpuProgram resolved;
+    size_t scratch = 0;
+    for (const LaunchSpec& launch : program) {
+      scratch = std::max(scratch, resolve(launch, resolved));
+    }
+    resolved.dims.resize(resolved.dim_words.size());
+    reserve_scratch(scratch);
+    programs_.push_back(std::move(resolved));
+    return static_cast<int>(programs_.size()) - 1;
+  }
+
+  void begin_step(size_t offset, const void* block, size_t bytes) override {
+    const int32_t* header = check_header(block, bytes);
+    std::copy_n(header, kHeaderWords, header_);
+    write(offset, block, bytes);
+  }
+
+  void run(int program, size_t begin, size_t end) override {
+    if (program < 0 || static_cast<size_t>(program) >= programs_.size()) {
+      throw DeviceFault("cpu: no program has handle " + std::to_string(program));
+    }
+    CpuProgram& p = programs_[static_cast<size_t>(program)];
+    if (begin > end || end > p.launches.size()) {
+      throw DeviceFault("cpu: launches [" + std::to_string(begin) + ", " + std::to_string(end) +
+                        ") of a program of " + std::to_string(p.launches.size()));
+    }
+    if (header_[0] != kStepVersion) throw DeviceFault("cpu: run() before begin_step()");
+    if (begin == end) return;
+    for (size_t i = 0; i < p.dims.size(); ++i) p.dims[i] = header_[p.dim_words[i]];
+    Replay replay = {this, &p, begin, end};
+    pool_.run([](void* context, int worker) { static_cast<Replay*>(context)->run(worker); },
+              &replay);
+  }
+
+  void synchronize() override {}  // run() returns when the work is done
+
+ private:
+  // What the workers need to walk through launches [begin, end).
+  struct Replay {
+    CpuBackend* backend;
+    const CpuProgram* program;
+    size_t begin, end;
+
+    void run(int worker) {
+      CpuLaunch launch;
+      launch.worker = worker;
+      launch.n_workers = backend->pool_.n_workers();
+      launch.scratch = backend->scratch_.data() + backend->scratch_stride_ * worker;
+      for (size_t i = begin; i < end; ++i) {
+        const ResolvedLaunch& resolved = program->launches[i];
+        launch.operands = program->operands.data() + resolved.operands;
+        launch.dims = program->dims.data() + resolved.dims;
+        launch.constants = program->constants.data() + resolved.constants;
+        resolved.kernel(launch);
+        if (i + 1 < end) backend->pool_.barrier();  // the pool waits for the last one
+      }
+    }
+  };
+
+  std::byte* range(size_t offset, size_t bytes) const {
+    if (offset > arena_.size() || bytes > arena_.size() - offset) {
+      throw DeviceFault("cpu memory: bytes [" + std::to_string(offset) + ", +" +
+                        std::to_string(bytes) + ") are outside the arena of " +
+                        std::to_string(arena_.size()));
+    }
+    return arena_.data() + offset;
+  }
+
+  // Appends a launch to `program`. Returns the scratch that it needs per worker.
+  size_t resolve(const LaunchSpec& launch, CpuProgram& program) const {
+    const auto fail = [&](const std::string& what) {
+      throw DeviceFault("cpu: launch " + launch.name + " of op " + launch.op + ", kernel " +
+                        launch.kernel + ": " + what);
+    };
+    const CpuKernelEntry* entry = find_cpu_kernel(level_, launch.kernel);
+    if (entry == nullptr) fail("not compiled in at level " + level_);
+    program.launches.push_back({entry->kernel, program.operands.size(), program.dim_words.size(),
+                                program.constants.size()});
+    for (const size_t offset : launch.operands) {
+      if (offset >= arena_.size()) {
+        fail("an operand is at offset " + std::to_string(offset) + ", outside the arena of " +
+             std::to_string(arena_.size()) + " bytes");
+      }
+      program.operands.push_back(arena_.data() + offset);
+    }
+    for (const int word : launch.dims) {
+      if (word < 1 || word >= static_cast<int>(kHeaderWords)) {
+        fail("a dim is header word " + std::to_string(word) + "; accepted: 1 to " +
+             std::to_string(kHeaderWords - 1));
+      }
+      program.dim_words.push_back(word);
+    }
+    program.constants.insert(program.constants.end(), launch.constants.begin(),
+                             launch.constants.end());
+    if (entry->scratch == nullptr) return 0;
+    CpuLaunch probe = {};
+    probe.n_workers = pool_.n_workers();
+    probe.constants = launch.constants.data();
+    return entry->scratch(probe);
+  }
+
+  void reserve_scratch(size_t bytes) {
+    if (bytes <= scratch_stride_) return;
+    // Workers' parts begin on different pages, so that none of them share one.
+    constexpr size_t kPage = size_t{2} << 20;
+    scratch_stride_ = (bytes + kPage - 1) / kPage * kPage;
+    scratch_ = Memory(scratch_stride_ * static_cast<size_t>(pool_.n_workers()));
+  }
+
+  const std::string level_;
+  int32_t header_[kHeaderWords] = {};
+  Memory arena_{0}, scratch_{0};
+  size_t scratch_stride_ = 0;
+  std::vector<Memory> staging_;
+  std::vector<CpuProgram> programs_;
+  ThreadPool pool_;  // last: its threads end before what they use
+};
+
+std::string join(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text.empty() ? "none" : text;
+}
+
+}  // namespace
+
+std::vector<std::string> cpu_levels() {
+  const std::vector<std::string> compiled = registered_cpu_levels();
+  std::vector<std::string> levels;
+  for (const std::string& level : supported_cpu_levels()) {
+    if (std::find(compiled.begin(), compiled.end(), level) != compiled.end()) {
+      levels.push_back(level);
+    }
+  }
+  return levels;
+}
+
+std::vector<std::string> cpu_kernels() { return registered_cpu_signatures(); }
+
+std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& level) {
+  const std::vector<std::string> levels = cpu_levels();
+  if (levels.empty()) {
+    throw DeviceFault("cpu level: kernels are compiled for " + join(registered_cpu_levels()) +
+                      ", this machine runs " + join(supported_cpu_levels()));
+  }
+  if (!level.empty() && std::find(levels.begin(), levels.end(), level) == levels.end()) {
+    throw DeviceFault("cpu level: " + level + " is not usable here; accepted: " + join(levels));
+  }
+  return std::make_unique<CpuBackend>(n_threads, level.empty() ? levels.front() : level);
+}
+
+}  // namespace atlas

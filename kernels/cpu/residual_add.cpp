@@ -1,0 +1,27 @@
+// residual_add: residual += x, in fp32.
+//
+// Layout: both [rows, hidden], contiguous, so the arrays are one vector.
+// Shapes: any hidden; the last vector may be partial.
+// Work split: 16 elements.
+// Bytes: rows * hidden * (size of x + 8). Bound: memory.
+#include "atlas/partition.h"
+#include "atlas/simd.h"
+
+namespace atlas {
+namespace {
+
+template <class X>
+void residual_add(const CpuLaunch& launch) {
+  const Range part = partition(launch, launch.dims[0] * launch.integer(0), kLanes);
+  const auto* x = launch.operand<const X>(0) + part.begin;
+  auto* residual = launch.operand<float>(1) + part.begin;
+  for_lanes(part.end - part.begin, [&](int64_t i, auto count) {
+    store(residual + i, load(residual + i, count) + load(x + i, count), count);
+  });
+}
+
+ATLAS_CPU_KERNEL("residual_add.x_f32", residual_add<float>);
+ATLAS_CPU_KERNEL("residual_add.x_bf16", residual_add<Bf16>);
+
+}  // namespace
+}  // namespace atlas
