@@ -1,0 +1,103 @@
+"""Text completions, the model list, and the endpoints' plain HTTP behaviour."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from conftest import ANSWER
+from serve_harness import RunningServer, ids_of
+
+
+def ask(server: RunningServer, **fields: Any) -> Any:
+    return server.openai().completions.create(**{"model": "tiny", "prompt": "yo", **fields})
+
+
+def prompts(server: RunningServer, count: int) -> list[list[int]]:
+    return [entry["prompt"] for entry in server.events("submit")[-count:]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("yo", [[1, *ids_of("yo")]]),
+        ("<s>yo", [[1, *ids_of("yo")]]),  # BOS is not added twice
+        (["a", "b"], [[1, *ids_of("a")], [1, *ids_of("b")]]),
+        ([1, 120], [[1, 120]]),
+        ([[1, 120], [7]], [[1, 120], [7]]),
+        (["a", [7]], [[1, *ids_of("a")], [7]]),
+    ],
+)
+def test_kinds_of_prompt(shared: RunningServer, prompt: Any, expected: list[list[int]]) -> None:
+    answer = ask(shared, prompt=prompt)
+    assert prompts(shared, len(expected)) == expected
+    assert [(c.index, c.text, c.finish_reason) for c in answer.choices] == [
+        (index, ANSWER, "stop") for index in range(len(expected))
+    ]
+    assert answer.object == "text_completion"
+    assert answer.usage.prompt_tokens == sum(map(len, expected))
+    assert answer.usage.completion_tokens == len(expected) * (len(ANSWER.encode()) + 1)
+
+
+def test_a_stream_of_several_prompts(shared: RunningServer) -> None:
+    fields = {"prompt": ["a", "b", "c"], "seed": 1, "stop": "GH"}
+    chunks = list(ask(shared, **fields, stream=True, stream_options={"include_usage": True}))
+    texts, reasons = ["", "", ""], [None, None, None]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            assert reasons[choice.index] is None
+            texts[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason
+    assert texts == ["abcDEF"] * 3 and reasons == ["stop"] * 3
+    whole = ask(shared, **fields)
+    assert [choice.text for choice in whole.choices] == texts
+    assert whole.usage == chunks[-1].usage
+
+
+def test_raw_events(shared: RunningServer) -> None:
+    response = shared.http.post("/v1/completions", json={"prompt": "yo", "stream": True})
+    lines = [line for line in response.text.splitlines() if line]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert lines[-1] == "data: [DONE]"
+    assert "".join(event["choices"][0]["text"] for event in events) == ANSWER
+    assert events[-1]["choices"][0] == {"index": 0, "text": "", "finish_reason": "stop", "logprobs": None}
+
+
+def test_one_failing_prompt_fails_the_request_and_frees_the_rest(shared: RunningServer) -> None:
+    with pytest.raises(openai.InternalServerError, match="not finite"):
+        ask(shared, prompt=["a", "b"], seed=4)
+    assert ask(shared).choices[0].text == ANSWER
+
+
+def test_the_context_limit(shared: RunningServer) -> None:
+    assert ask(shared, prompt=[7] * 511, seed=2).usage.completion_tokens == 1
+    assert ask(shared, prompt=[7] * 496, seed=2, max_tokens=16).usage.completion_tokens == 16
+    for prompt in ([7] * 512, "x" * 511, "x" * 20_000, "x" * 3_000_000):
+        with pytest.raises(openai.BadRequestError, match=r"\d+ tokens.*512") as error:
+            ask(shared, prompt=prompt)
+        assert error.value.code == "context_length_exceeded" and error.value.param == "prompt"
+
+
+def test_models(shared: RunningServer) -> None:
+    card = shared.openai().models.list().data[0]
+    assert (card.id, card.object) == ("tiny", "model")
+    assert card.model_dump()["max_model_len"] == 512
+    assert shared.openai().models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError) as error:
+        shared.openai().models.retrieve("org/other")
+    assert error.value.code == "model_not_found"
+
+
+def test_health(shared: RunningServer) -> None:
+    response = shared.http.get("/health")
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
+
+
+def test_start_up_tells_what_it_took(shared: RunningServer) -> None:
+    lines = shared.output.read_text().splitlines()
+    ledger = next(i for i, line in enumerate(lines) if line.startswith("ready in "))
+    assert "weights 0.01" in lines[ledger] and "model 0." in lines[ledger]
+    assert f"http://127.0.0.1:{shared.port}/v1" in lines[ledger + 1]
+    assert lines[ledger + 2].startswith(f"curl http://127.0.0.1:{shared.port}/v1/chat/completions -H ")

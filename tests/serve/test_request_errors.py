@@ -1,0 +1,221 @@
+"""Wrong requests: each gets an error in the OpenAI shape that names the field, and hurts nobody."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import httpx
+import pytest
+from conftest import ANSWER
+from serve_harness import RunningServer
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+YO = [{"role": "user", "content": "yo"}]
+JSON = {"content-type": "application/json"}
+
+
+def check(response: httpx.Response, status: int, code: str | None, param: str | None, *words: str) -> None:
+    assert response.status_code == status, response.text
+    assert set(response.json()) == {"error"}
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    if code is not None:
+        assert error["code"] == code
+    assert error["param"] == param, error
+    for word in words:
+        assert word in error["message"]
+
+
+@pytest.fixture(autouse=True)
+def the_next_good_request_works(shared: RunningServer) -> Any:
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < 2
+    answer = shared.http.post(CHAT, json={"messages": YO}).json()
+    assert answer["choices"][0]["message"]["content"] == ANSWER
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", ["JSON"]),
+        (b"[]", ["array", "JSON object"]),
+        (b"3", ["number"]),
+        (b'{"messages": [{"role"', ["JSON"]),
+        (b'{"messages": [{"role": "user", "content": "\\ud83d"}]}', ["JSON"]),
+        (b'{"messages": [{"role": "user", "content": "\\ude00"}]}', ["JSON"]),
+        (b'{"messages": [{"role": "user", "content": "\xff"}]}', ["JSON"]),
+        (b'{"temperature": NaN}', ["JSON"]),
+        (b'{"temperature": 1e999}', ["JSON"]),
+        (b"[" * 100_000, ["nested"]),
+        (b'{"x": ' * 50_000, ["nested"]),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_bodies(shared: RunningServer, path: str, body: bytes, words: list[str]) -> None:
+    check(shared.http.post(path, content=body, headers=JSON), 400, "invalid_json", None, *words)
+
+
+CHAT_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
+    ({"messages": []}, "messages", ["empty"]),
+    ({"messages": None}, "messages", ["array", "null"]),
+    ({"messages": 3}, "messages", ["array", "int"]),
+    ({"messages": "x"}, "messages", ["array", "str"]),
+    ({"messages": [3]}, "messages[0]", ["object"]),
+    ({"messages": [{"content": "a"}]}, "messages[0].role", ["missing"]),
+    ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content", ["str", "int"]),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", ["absent"]),
+    ({"messages": [{"role": "x", "content": "a"}]}, "messages[0].role", ["'x'", "system, developer, user"]),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0].type",
+        ["image_url", "text parts only"],
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", ["missing"]),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages", ["a tool message cannot come first"]),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", ["at least 1"]),
+    ({"max_completion_tokens": 3, "max_tokens": 4}, "max_completion_tokens", ["3", "4"]),
+    ({"tools": [{"type": "function"}]}, "tools", ["not supported"]),
+    ({"tool_choice": "required"}, "tool_choice", ["not supported"]),
+    ({"functions": [{}]}, "functions", ["not supported"]),
+    ({"response_format": {"type": "json_object"}}, "response_format", ["not supported"]),
+    ({"top_logprobs": 3}, "top_logprobs", ["not supported"]),
+    ({"modalities": ["audio"]}, "modalities", ["not supported"]),
+    ({"reasoning_effort": "high"}, "reasoning_effort", ["not supported"]),
+    ({"store": True}, "store", ["not supported"]),
+]
+
+COMMON_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
+    ({"max_tokens": 0}, "max_tokens", ["0", "at least 1"]),
+    ({"max_tokens": -1}, "max_tokens", ["-1", "at least 1"]),
+    ({"max_tokens": "5"}, "max_tokens", ["int", "str"]),
+    ({"max_tokens": 1.5}, "max_tokens", ["int", "float"]),
+    ({"max_tokens": True}, "max_tokens", ["int", "bool"]),
+    ({"temperature": -0.1}, "temperature", ["-0.1", "from 0 to 100"]),
+    ({"temperature": 1e300}, "temperature", ["from 0 to 100"]),
+    ({"temperature": "hot"}, "temperature", ["float", "str"]),
+    ({"top_p": 1.1}, "top_p", ["1.1", "from 0 to 1"]),
+    ({"top_k": -2}, "top_k", ["-2"]),
+    ({"top_k": 1.5}, "top_k", ["int", "float"]),
+    ({"seed": 2**63}, "seed", ["64-bit"]),
+    ({"seed": 10**40}, "seed", ["64-bit"]),
+    ({"seed": "a"}, "seed", ["int", "str"]),
+    ({"stop": ["a"] * 17}, "stop", ["17", "at most 16"]),
+    ({"stop": ""}, "stop", ["0 characters"]),
+    ({"stop": ["a", ""]}, "stop[1]", ["0 characters"]),
+    ({"stop": 3}, "stop", ["str", "int"]),
+    ({"stop_token_ids": [320]}, "stop_token_ids[0]", ["320", "0 to 319"]),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]", ["-1"]),
+    ({"stream": "yes"}, "stream", ["bool", "str"]),
+    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", ["bool"]),
+    ({"ignore_eos": 1}, "ignore_eos", ["bool"]),
+    ({"n": 2}, "n", ["2 is not supported"]),
+    ({"n": True}, "n", ["not supported"]),
+    ({"logit_bias": {"76": 100}}, "logit_bias", ["not supported"]),
+    ({"logprobs": True}, "logprobs", ["not supported"]),
+    ({"presence_penalty": 0.5}, "presence_penalty", ["0.5 is not supported"]),
+    ({"frequency_penalty": -1}, "frequency_penalty", ["not supported"]),
+    ({"repetition_penalty": 1.1}, "repetition_penalty", ["not supported"]),
+    ({"min_p": 0.1}, "min_p", ["not supported"]),
+    ({"chat_template": "{{ 1 }}"}, "chat_template", ["not supported"]),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs", ["not supported"]),
+    ({"include_stop_str_in_output": True}, "include_stop_str_in_output", ["not supported"]),
+]
+
+TEXT_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
+    ({"prompt": None}, "prompt", ["str", "null"]),
+    ({"prompt": []}, "prompt", ["0 prompts"]),
+    ({"prompt": [[]]}, "prompt[0]", ["no tokens"]),
+    ({"prompt": [1.5]}, "prompt[0]", ["float"]),
+    ({"prompt": [1, "a"]}, "prompt[1]", ["str"]),
+    ({"prompt": [1, True]}, "prompt[1]", ["bool"]),
+    ({"prompt": [320]}, "prompt[0]", ["320", "0 to 319"]),
+    ({"prompt": [-1]}, "prompt[0]", ["-1"]),
+    ({"prompt": ["a", {}]}, "prompt[1]", ["dict"]),
+    ({"prompt": [1] * 512}, "prompt", ["512 tokens", "at most 511"]),
+    ({"echo": True}, "echo", ["not supported"]),
+    ({"suffix": "x"}, "suffix", ["not supported"]),
+    ({"best_of": 2}, "best_of", ["not supported"]),
+    ({"logprobs": 5}, "logprobs", ["not supported"]),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), [*CHAT_FIELDS, *COMMON_FIELDS])
+def test_chat_fields(shared: RunningServer, fields: dict[str, Any], param: str, words: list[str]) -> None:
+    check(shared.http.post(CHAT, json={"messages": YO, **fields}), 400, None, param, *words)
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), [*TEXT_FIELDS, *COMMON_FIELDS])
+def test_completion_fields(shared: RunningServer, fields: dict[str, Any], param: str, words: list[str]) -> None:
+    check(shared.http.post(TEXT, json={"prompt": "yo", **fields}), 400, None, param, *words)
+
+
+def test_fields_that_ask_for_nothing_are_fine(shared: RunningServer) -> None:
+    body = {
+        "messages": YO, "n": 1, "tools": [], "tool_choice": "auto", "logprobs": False, "top_logprobs": None,
+        "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "response_format": {"type": "text"},
+        "stop": None, "max_tokens": None, "temperature": None, "stream": None, "stream_options": None, "user": "u",
+    }  # fmt: skip
+    response = shared.http.post(CHAT, json=body)
+    assert response.status_code == 200 and "x-atlas-ignored-fields" not in response.headers
+
+
+def test_missing_fields(shared: RunningServer) -> None:
+    check(shared.http.post(CHAT, json={}), 400, "missing_required_parameter", "messages", "missing")
+    check(shared.http.post(TEXT, json={}), 400, "missing_required_parameter", "prompt", "missing")
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_an_unknown_model(shared: RunningServer, path: str) -> None:
+    body = {"model": "gpt-4", "messages": YO, "prompt": "yo"}
+    check(shared.http.post(path, json=body), 404, "model_not_found", "model", "gpt-4", "tiny")
+
+
+def test_one_line_of_3_megabytes(shared: RunningServer) -> None:
+    body = {"messages": [{"role": "user", "content": "x" * 3_000_000}]}
+    response = shared.http.post(CHAT, json=body)
+    check(response, 400, "context_length_exceeded", "messages", "tokens", "512")
+
+
+def test_a_prompt_that_is_too_long_names_both_numbers(shared: RunningServer) -> None:
+    response = shared.http.post(CHAT, json={"messages": [{"role": "user", "content": "x" * 600}]})
+    check(response, 400, "context_length_exceeded", "messages", "604 tokens", "at most 511", "context is 512")
+
+
+def test_a_body_that_is_too_large(shared: RunningServer) -> None:
+    too_large = b" " * ((32 << 20) + 1)
+    check(shared.http.post(CHAT, content=too_large, headers=JSON), 413, "request_too_large", None, "33554432")
+
+    def chunks() -> Any:
+        for _ in range(40):
+            yield b" " * (1 << 20)
+
+    check(shared.http.post(CHAT, content=chunks(), headers=JSON), 413, "request_too_large", None)
+
+
+def test_a_declared_length_that_is_absurd(shared: RunningServer) -> None:
+    with socket.create_connection(("127.0.0.1", shared.port), timeout=2) as connection:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {1 << 50}\r\n\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_other_content_types(shared: RunningServer, kind: str | None) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    check(shared.http.post(CHAT, content=b"{}", headers=headers), 415, "unsupported_media_type", None)
+    assert shared.http.post(CHAT, json={"messages": YO}, headers={"content-type": "application/json; charset=utf-8"})
+
+
+def test_unknown_paths_and_methods(shared: RunningServer) -> None:
+    check(shared.http.get("/v1/nothing"), 404, "unknown_endpoint", None, "/v1/nothing")
+    check(shared.http.get(CHAT), 405, "http_error", None, "GET")
+
+
+def test_ignored_field_names_cannot_break_the_header(shared: RunningServer) -> None:
+    body = {"messages": YO, "a\r\nx-evil: 1": 1, "ü" * 500: 2, **{f"f{i}": i for i in range(100)}}
+    response = shared.http.post(CHAT, json=body)
+    assert response.status_code == 200 and "x-evil" not in response.headers
+    assert len(response.headers["x-atlas-ignored-fields"]) < 4000
