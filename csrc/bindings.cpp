@@ -72,13 +72,13 @@ PYBIND11_MODULE(_core, m) {
   m.attr("STEP_VERSION") = kStepVersion;
 
   // Leaked on purpose: the translator may run while the interpreter shuts down.
-  static py::handle device_error =
-      py::module_::import("atlas.errors").attr("DeviceError").inc_ref();
+  static auto* device_error =
+      new py::object(py::module_::import("atlas.errors").attr("DeviceError"));
   py::register_exception_translator([](std::exception_ptr pointer) {
     try {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const DeviceFault& fault) {
-      PyErr_SetObject(device_error.ptr(), device_error("device", fault.what()).ptr());
+      PyErr_SetObject(device_error->ptr(), (*device_error)("device", fault.what()).ptr());
     }
   });
 

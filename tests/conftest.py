@@ -11,6 +11,7 @@ from atlas.weights.fetch import resolve_model
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--contract-backend", choices=("cpu", "cuda"), default="cpu", help="backend of tests/contract")
+    parser.addoption("--model-backend", choices=("cpu", "cuda"), default="cpu", help="backend of tests/models")
     parser.addoption("--pack", help="folder written by `python -m tests.contract.pack`, for the cuda backend")
 
 
@@ -18,3 +19,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def smollm2_path() -> Path:
     """The real model, SmolLM2-135M-Instruct as GGUF; fetched into the user's cache when it is not there."""
     return resolve_model("smollm2-135m", offline=False)
+
+
+@pytest.fixture(scope="session")
+def model_backend(request: pytest.FixtureRequest) -> str:
+    """The backend that tests of whole models run on."""
+    return str(request.config.getoption("--model-backend"))

@@ -81,8 +81,8 @@ class Runner:
         self.plan, self.buffers, self.layouts, self.ledger = forward.plan, forward.buffers, layouts, ledger
         self.forward_program, self.sample_program = forward.program, sample.program
         self._forward, self._sample = backend.load(forward), backend.load(sample)
-        self._memory = backend.staging(offsets(limits)[1])
-        self.block = StepBlock(self._memory, limits)
+        self.step_memory = backend.staging(offsets(limits)[1])
+        self.block = StepBlock(self.step_memory, limits)
         self._tokens = np.zeros(limits.n_logits, np.int32)
 
     @property
@@ -162,7 +162,7 @@ class Runner:
 
     def forward(self) -> None:
         """Run the forward program on the step that `block` describes."""
-        self.backend.begin_step(self.plan.offsets["step.header"], self._memory, self.block.used_bytes())
+        self.backend.begin_step(self.plan.offsets["step.header"], self.step_memory, self.block.used_bytes())
         self.backend.run(self._forward, 0, len(self.forward_program.launches))
 
     def deliver_mask(self, mask: Array) -> None:
@@ -180,8 +180,13 @@ class Runner:
         """Run one launch of "forward" or "sample" on the current step: for debugging."""
         self.backend.run(self._forward if program == "forward" else self._sample, index, index + 1)
 
+    def write(self, name: str, values: Array) -> None:
+        """Overwrite a buffer, given in logical layout: for debugging."""
+        packed = LAYOUTS[self.layouts.get(name, "row_major")].pack(values)
+        self.backend.write(self.plan.offsets[name], packed)
+
     def read(self, name: str) -> Array:
-        """A copy of a buffer, in logical layout."""
+        """A copy of a buffer, in logical layout: for debugging."""
         buffer = self.buffers[name]
         layout = LAYOUTS[self.layouts.get(name, "row_major")]
         if self.layouts.get(name, "row_major") == "row_major":

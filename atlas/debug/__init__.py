@@ -1,0 +1,1 @@
+"""Tools to find out what went wrong."""

@@ -1,0 +1,86 @@
+"""Compares a backend with `reference`, launch by launch and buffer by buffer, and names the first op
+that diverges.
+
+Both runners hold the same weights and get the same step. Before each launch the reference takes over
+the buffers that the launch reads from the backend under test, so that every op is judged on its own
+inputs: an error is reported where it arises, not where it ends up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from atlas.ops.op import EXACT, Tolerance
+from atlas.runtime.backend import Array
+from atlas.runtime.program import Launch
+from atlas.runtime.runner import Runner
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """One output buffer of one launch. ratio: largest error as a fraction of the op's tolerance."""
+
+    launch: str
+    op: str
+    buffer: str
+    ratio: float
+
+    def __str__(self) -> str:
+        return f"{self.launch} (op {self.op}), buffer {self.buffer}: {self.ratio:.3g} times the op's tolerance"
+
+
+def compare(runner: Runner, reference: Runner) -> list[Difference]:
+    """Run the step that `runner.block` describes on both and compare every output of every launch.
+
+    Both runners must have the same limits; `reference.block` is overwritten.
+    """
+    for name, values in runner.block.fields.items():
+        reference.block.fields[name][...] = values
+    symbols = runner.block.symbols()
+    # Padding of the step's arrays is garbage by contract; compare only what the step uses.
+    results = []
+    for program, launches in (
+        ("forward", runner.forward_program.launches),
+        ("sample", runner.sample_program.launches),
+    ):
+        for side in (runner, reference):
+            side.backend.begin_step(side.plan.offsets["step.header"], side.step_memory, side.block.used_bytes())
+        for index, launch in enumerate(launches):
+            for name in dict.fromkeys((*launch.reads(), *launch.writes())):
+                if runner.buffers[name].kind in ("workspace", "state"):
+                    reference.write(name, runner.read(name))
+            runner.run_launch(program, index)
+            reference.run_launch(program, index)
+            for name in launch.writes():
+                actual, expected = runner.read(name), reference.read(name)
+                count = _live_rows(launch, name, runner, symbols)
+                tolerance = launch.op.tolerance[runner.buffers[name].dtype]
+                ratio = error_ratio(actual[:count], expected[:count], tolerance)
+                results.append(Difference(launch.name, launch.key.op, name, ratio))
+    return results
+
+
+def _live_rows(launch: Launch, name: str, runner: Runner, symbols: dict[str, int]) -> int:
+    """Leading extent of the buffer that this step uses; the whole of caches and tables."""
+    extent = runner.buffers[name].shape[0]
+    if isinstance(extent, str) and extent in symbols:
+        return symbols[extent]
+    return int(extent)
+
+
+def error_ratio(actual: Array, expected: Array, tolerance: Tolerance) -> float:
+    """Largest |actual - expected| over `atol * max|expected| + rtol * |expected|`; infinity on a NaN,
+    on infinities that differ and on any difference where the op is exact."""
+    a, e = actual.astype(np.float64), expected.astype(np.float64)
+    finite = np.isfinite(e)
+    if not np.array_equal(np.isfinite(a), finite) or not np.array_equal(a[~finite], e[~finite], equal_nan=True):
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    difference = np.abs(a[finite] - e[finite])
+    if tolerance == EXACT:
+        return float("inf") if difference.any() else 0.0
+    bound = tolerance.atol * np.abs(e[finite]).max() + tolerance.rtol * np.abs(e[finite])
+    return float((difference / np.maximum(bound, 1e-30)).max())

@@ -1,0 +1,80 @@
+"""Declarations of kernel files: geometry, and errors that name file and key."""
+
+from pathlib import Path
+
+import pytest
+
+from atlas.build.kernel_file import Axis, cpu_signatures, declaration
+from atlas.errors import BuildError
+
+KERNELS = Path(__file__).resolve().parents[2] / "kernels"
+
+
+def write(folder: Path, body: str, name: str = "linear.cu") -> Path:
+    path = folder / name
+    path.write_text(f"/* atlas\n{body}*/\n")
+    return path
+
+
+def test_geometry_is_evaluated_with_constants_and_knobs(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        '[launch]\ngrid = ["ceil_div(rows, TILE_M)", "ceil_div(n, TILE_N) * 2", "3 * rows"]\n'
+        'block = "32 * WARPS"\nshared = "TILE_M * k * 2"\n[limits]\nspills = 8\n'
+        '[knobs]\nTILE_M = 16\nTILE_N = 64\nWARPS = 4\n[layouts]\nweight = "panel16"\n',
+    )
+    declared = declaration(path)
+    axes, block, shared = declared.geometry({"n": 960, "k": 576}, dict(declared.knobs))
+    assert axes == (Axis(0, 16, 1), Axis(-1, 1, 30), Axis(0, 1, 3))
+    assert (block, shared, declared.spills, declared.layouts) == (128, 16 * 576 * 2, 8, {"weight": "panel16"})
+    assert declared.geometry({"n": 960, "k": 576}, {**declared.knobs, "TILE_M": 32})[0][0] == Axis(0, 32, 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("[lunch]\n", r"unknown table \[lunch\]; accepted: launch"),
+        ("[launch]\ngird = 1\n", r"unknown key 'gird' in \[launch\]; accepted: grid"),
+        ("[launch]\ngrid = [1, 1]\n", "grid is .*three expressions"),
+        ("[knobs]\nTILE = 1.5\n", "knob TILE is 1.5; accepted: an integer"),
+        ('[layouts]\nwieght = "x"\n', "names 'wieght'; accepted: x, weight, out"),
+        ("[launch\n", "not valid TOML"),
+    ],
+)
+def test_a_wrong_declaration_names_file_and_key(tmp_path: Path, body: str, message: str) -> None:
+    with pytest.raises(BuildError, match=message) as caught:
+        declaration(write(tmp_path, body))
+    assert "linear.cu" in str(caught.value)
+
+
+@pytest.mark.parametrize("grid", ["rows * rows", "rows + 1", "ceil_div(rows + 1, 2)", "unknown", "rows / 2"])
+def test_an_axis_that_the_core_cannot_compute_is_refused(tmp_path: Path, grid: str) -> None:
+    declared = declaration(write(tmp_path, f'[launch]\ngrid = ["{grid}", 1, 1]\n'))
+    with pytest.raises(BuildError):
+        declared.geometry({"n": 1, "k": 1}, {})
+
+
+def test_a_file_for_no_op_names_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="no op is called 'linaer'.*nearest: linear"):
+        declaration(write(tmp_path, "", "linaer.cu"))
+
+
+def test_a_device_kernel_without_declaration_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "linear.cu"
+    path.write_text("// nothing\n")
+    with pytest.raises(BuildError, match="has no '/\\* atlas' declaration"):
+        declaration(path)
+
+
+def test_cpu_signatures_belong_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "linear.cpp"
+    path.write_text('ATLAS_CPU_KERNEL("linear.x_f32.weight_f32.out_f32", f);\nATLAS_CPU_KERNEL(\n    "linear.a", g);\n')
+    assert cpu_signatures(path) == ["linear.x_f32.weight_f32.out_f32", "linear.a"]
+    path.write_text('ATLAS_CPU_KERNEL("rms_norm.out_f32", f);\n')
+    with pytest.raises(BuildError, match="registers 'rms_norm.out_f32'; accepted: signatures of op linear"):
+        cpu_signatures(path)
+
+
+def test_every_kernel_of_the_tree_declares_itself() -> None:
+    files = [*KERNELS.glob("*/*.cu"), *KERNELS.glob("*/*.cpp")]
+    assert {path.stem for path in files} == {declaration(path).op for path in files} and len(files) >= 20

@@ -1,0 +1,81 @@
+"""Which backend the contract tests run on.
+
+By default every instruction-set level of the CPU that this machine can run. On a GPU:
+
+    python -m tests.contract.pack --hw h200 --out PACK       # anywhere; needs the compiler wheels
+    pytest tests/contract --contract-backend cuda --pack PACK
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atlas.build import manifest
+from atlas.runtime import core
+from atlas.runtime.backend import Backend
+from tests.contract import harness
+from tests.contract.harness import Case
+
+
+class Device:
+    """A kind of backend; each case gets a fresh one, since a backend allocates only once."""
+
+    def __init__(self, name: str, make: Callable[[], Backend], kernels: dict[str, manifest.KernelEntry]) -> None:
+        self.name, self.make, self.kernels = name, make, kernels
+
+    def check(self, case: Case, given: dict[str, np.ndarray[Any, Any]]) -> float:
+        return harness.check(self.make(), self.kernels, case, given)
+
+    def run(self, case: Case, given: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        """Operands after the run."""
+        return harness.run(self.make(), self.kernels, case, given)[1]
+
+
+def cpu_device(level: str) -> Device:
+    sets, _ = core.embedded()
+    kernels = {kernel.name: kernel for s in sets.sets if s.kind == "cpu" for kernel in s.kernels}
+    return Device(f"cpu-{level}", lambda: core.cpu_backend(2, level), kernels)
+
+
+def cuda_device(pack: Path) -> Device:
+    document, images = manifest.from_json(
+        (pack / "manifest.json").read_text(), (pack / "images.bin").read_bytes(), str(pack)
+    )
+    kernels = {kernel.name: kernel for s in document.sets for kernel in s.kernels}
+    return Device(document.sets[0].name, lambda: core.cuda_backend(images), kernels)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" in metafunc.fixturenames:
+        if metafunc.config.getoption("--contract-backend") == "cuda":
+            names = ["cuda"]
+        else:
+            names = [f"cpu-{level}" for level in core.extension().cpu_levels()]
+        metafunc.parametrize("device", names, indirect=True)
+
+
+_devices: dict[str, Device] = {}
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Device:
+    name: str = request.param
+    if name not in _devices:
+        if name == "cuda":
+            _devices[name] = cuda_device(Path(request.config.getoption("--pack")))
+        else:
+            _devices[name] = cpu_device(name.removeprefix("cpu-"))
+    return _devices[name]
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> Iterator[np.random.Generator]:
+    """Fresh random inputs in every run; the seed is printed when a test fails."""
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    print(f"seed {seed}")
+    yield np.random.default_rng(seed)

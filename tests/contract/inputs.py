@@ -1,0 +1,44 @@
+"""Random inputs that several ops share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from atlas.runtime.dtypes import NUMPY
+from atlas.targets.shape import KV_BLOCK_SIZE
+from tests.contract.harness import Case
+
+Array = np.ndarray[Any, Any]
+
+
+def normal(case: Case, operand: str, rng: np.random.Generator, scale: float = 1.0) -> Array:
+    """N(0, scale^2) in the operand's dtype, live part only."""
+    values = rng.standard_normal(case.shape(operand, spare=False), np.float32) * np.float32(scale)
+    return values.astype(NUMPY[case.dtype(operand)])
+
+
+def paged(case: Case, rng: np.random.Generator) -> dict[str, Array]:
+    """row_seq, row_position and block_table of a mixed step: sequences of different lengths, each
+    contributing a run of rows at its end; blocks shuffled over the pool; unused table entries garbage."""
+    dims = dict(case.dims)
+    rows, seqs, max_blocks = dims["rows"], dims["seqs"], dims["max_blocks"]
+    counts = np.ones(seqs, np.int64)
+    counts += rng.multinomial(rows - seqs, np.full(seqs, 1.0 / seqs))
+    lengths = np.minimum(counts + rng.integers(0, max_blocks * KV_BLOCK_SIZE, seqs), max_blocks * KV_BLOCK_SIZE)
+    lengths[rng.integers(seqs)] = max(max_blocks * KV_BLOCK_SIZE, counts.max())
+    needed = -(-lengths // KV_BLOCK_SIZE)
+    pool = rng.permutation(dims["blocks"])
+    table = np.full((seqs, max_blocks), 1 << 30, np.int32)
+    taken = 0
+    for seq in range(seqs):
+        table[seq, : needed[seq]] = pool[taken : taken + needed[seq]]
+        taken += needed[seq]
+    row_seq = np.repeat(np.arange(seqs), counts)
+    position = np.concatenate([np.arange(length - count, length) for length, count in zip(lengths, counts, strict=True)])
+    return {
+        "row_seq": row_seq.astype(np.int32),
+        "row_position": position.astype(np.int32),
+        "block_table": table,
+    }

@@ -1,0 +1,19 @@
+"""residual_add against its reference."""
+
+import pytest
+
+from tests.contract.harness import Case, case
+from tests.contract.inputs import normal
+
+CASES = [
+    case("residual_add", dtype, hidden=hidden, rows=rows)
+    for dtype in ("f32", "bf16")
+    for hidden in (576, 100, 37)
+    for rows in (1, 3, 130)
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_matches_reference(device, case: Case, rng) -> None:
+    given = {"x": normal(case, "x", rng), "residual": normal(case, "residual", rng, 10.0)}
+    assert device.check(case, given) == 0.0

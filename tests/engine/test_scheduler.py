@@ -1,0 +1,112 @@
+"""The scheduler alone: no device, tokens made up."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atlas.engine.kv_cache import BlockPool
+from atlas.engine.messages import SamplingParams
+from atlas.engine.scheduler import Scheduler
+from atlas.engine.sequence import Sequence
+
+
+def sequence(name: str, prompt: int) -> Sequence:
+    return Sequence(name, prompt, list(range(prompt)), SamplingParams(max_tokens=1000))
+
+
+def advance(scheduler: Scheduler) -> dict[str, int]:
+    """Schedule a step and pretend that it ran; rows by request."""
+    chunks = scheduler.schedule()
+    for chunk in chunks:
+        samples = chunk.samples
+        chunk.sequence.computed += chunk.rows
+        if samples:
+            chunk.sequence.tokens.append(0)
+    return {chunk.sequence.request_id: chunk.rows for chunk in chunks}
+
+
+def test_decoding_rows_come_first_and_prompts_fill_the_rest() -> None:
+    scheduler = Scheduler(BlockPool(64), max_rows=32, max_seqs=4, n_slots=4)
+    scheduler.add(sequence("a", 5))
+    assert advance(scheduler) == {"a": 5}
+    scheduler.add(sequence("b", 50))
+    scheduler.add(sequence("c", 10))
+    assert advance(scheduler) == {"a": 1, "b": 31}
+    assert advance(scheduler) == {"a": 1, "b": 19, "c": 10}
+    assert advance(scheduler) == {"a": 1, "b": 1, "c": 1}
+
+
+def test_no_more_sequences_than_slots() -> None:
+    scheduler = Scheduler(BlockPool(64), max_rows=32, max_seqs=8, n_slots=2)
+    for name in "abc":
+        scheduler.add(sequence(name, 4))
+    assert advance(scheduler) == {"a": 4, "b": 4}
+    scheduler.remove(scheduler.running[0])
+    assert advance(scheduler) == {"b": 1, "c": 4}
+
+
+def test_the_latest_admission_is_preempted_and_comes_back_whole() -> None:
+    scheduler = Scheduler(BlockPool(4), max_rows=64, max_seqs=4, n_slots=4)
+    first, second = sequence("a", 31), sequence("b", 30)
+    scheduler.add(first)
+    scheduler.add(second)
+    assert advance(scheduler) == {"a": 31, "b": 30}
+    assert advance(scheduler) == {"a": 1, "b": 1}  # 32 and 31 tokens: two blocks each, none free
+    assert advance(scheduler) == {"a": 1}  # the 33rd token of a takes a block from b
+    assert scheduler.preemptions == 1 and second.slot == -1 and second.computed == 0 and second.blocks == []
+    assert len(second.tokens) == 32 and list(scheduler.waiting) == [second]
+    scheduler.remove(first)
+    assert advance(scheduler) == {"b": 32}
+
+
+def test_removing_a_waiting_sequence_leaves_the_pool_alone() -> None:
+    scheduler = Scheduler(BlockPool(4), max_rows=8, max_seqs=1, n_slots=1)
+    first, second = sequence("a", 4), sequence("b", 4)
+    scheduler.add(first)
+    scheduler.add(second)
+    advance(scheduler)
+    scheduler.remove(second)
+    scheduler.remove(first)
+    assert scheduler.pool.free == 4 and advance(scheduler) == {}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    prompts=st.lists(st.integers(1, 90), min_size=1, max_size=12),
+    finish=st.lists(st.integers(1, 40), min_size=12, max_size=12),
+    blocks=st.integers(9, 30),
+    max_rows=st.integers(8, 64),
+)
+def test_every_sequence_finishes_and_every_block_comes_back(
+    prompts: list[int], finish: list[int], blocks: int, max_rows: int
+) -> None:
+    """Random loads, with preemption: a step never exceeds its budget, never runs a sequence without
+    the blocks for its rows, and no two sequences own one block."""
+    pool = BlockPool(blocks)
+    scheduler = Scheduler(pool, max_rows=max_rows, max_seqs=8, n_slots=8)
+    live = [sequence(str(i), prompt) for i, prompt in enumerate(prompts)]
+    for s in live:
+        scheduler.add(s)
+    for _ in range(5000):
+        if not live:
+            break
+        chunks = scheduler.schedule()
+        assert 0 < sum(chunk.rows for chunk in chunks) <= max_rows
+        owned = [block for s in scheduler.running for block in s.blocks]
+        assert len(owned) == len(set(owned)) == pool.total - pool.free
+        for chunk in chunks:
+            s = chunk.sequence
+            assert s in scheduler.running and s.slot >= 0 and chunk.rows >= 1
+            assert s.computed + chunk.rows <= min(len(s.blocks) * 16, len(s.tokens))
+        assert len({chunk.sequence.slot for chunk in chunks}) == len(chunks)
+        for chunk in chunks:
+            s, samples = chunk.sequence, chunk.samples
+            s.computed += chunk.rows
+            if samples:
+                s.tokens.append(0)
+                if s.generated >= min(finish[int(s.request_id)], 16 * blocks - s.prompt_length):
+                    scheduler.remove(s)
+                    live.remove(s)
+    assert not live and pool.free == pool.total
+    pool.check_integrity()

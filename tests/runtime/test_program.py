@@ -1,0 +1,139 @@
+"""Programs, the step block and the memory plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atlas.errors import BuildError
+from atlas.models import family_of
+from atlas.runtime import memory_plan, step
+from atlas.runtime.program import Recorder, StepPrograms
+from atlas.runtime.step import FIELDS, SYMBOLS, Limits, StepBlock
+from atlas.targets.quant import RECIPES
+from atlas.targets.shape import Shard
+
+KERNELS = Path(__file__).resolve().parents[2] / "kernels"
+LIMITS = Limits(n_rows=40, n_seqs=4, n_logits=4, max_blocks=6, n_blocks=20, n_slots=4)
+
+
+def smollm2(quant: str = "bf16") -> StepPrograms:
+    facts = json.loads((KERNELS / "models" / "smollm2-135m.json").read_text())
+    family = family_of(facts)
+    return family.record(family.configure(facts, Shard()), RECIPES[quant])
+
+
+@pytest.mark.parametrize("quant", sorted(RECIPES))
+def test_every_launch_reads_what_is_given_or_was_written(quant: str) -> None:
+    """Weights, state, step fields and deliveries are given; workspace must be written before it is read."""
+    programs = smollm2(quant)
+    written = {name for name, buffer in programs.buffers.items() if buffer.kind != "workspace"}
+    for launch in programs.launches():
+        assert not set(launch.reads()) - written, launch.name
+        written |= set(launch.writes())
+
+
+def test_the_closure_is_small_and_has_no_duplicates() -> None:
+    names = [key.name() for key in smollm2().closure()]
+    assert len(names) == len(set(names)) == 14
+
+
+def test_weights_of_a_program_are_the_weights_of_the_family() -> None:
+    facts = json.loads((KERNELS / "models" / "smollm2-135m.json").read_text())
+    family = family_of(facts)
+    config = family.configure(facts, Shard())
+    buffers = family.record(config, RECIPES["bf16"]).buffers.values()
+    assert {b.name for b in buffers if b.kind == "weight"} == set(family.weights(config))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"operands": {"x": "x", "out": "out"}}, "operands .*accepted: exactly"),
+        ({"operands": {"x": "x", "weight": "nothing", "out": "out"}}, "no buffer 'nothing'"),
+        ({"operands": {"x": "ids", "weight": "weight", "out": "out"}}, "operand x is i32"),
+        ({"operands": {"x": "out", "weight": "weight", "out": "out"}}, "buffer out has shape"),
+        ({"dims": {"rows": "n_cows"}}, "dim rows is bound to 'n_cows'"),
+        ({"constants": {"n": 8}}, "constants .*accepted: exactly"),
+        ({"constants": {"n": 9, "k": 4}}, "buffer weight has shape"),
+    ],
+)
+def test_a_launch_that_breaks_its_contract_is_refused(change: dict[str, dict[str, str]], message: str) -> None:
+    recorder = Recorder()
+    recorder.begin("forward")
+    recorder.buffer("x", "f32", ("n_rows", 4), "workspace")
+    recorder.buffer("ids", "i32", ("n_rows", 4), "workspace")
+    recorder.buffer("weight", "f32", (8, 4), "weight")
+    recorder.buffer("out", "f32", ("n_rows", 8), "workspace")
+    good = {
+        "operands": {"x": "x", "weight": "weight", "out": "out"},
+        "dims": {"rows": "n_rows"},
+        "constants": {"n": 8, "k": 4},
+    }
+    recorder.launch("linear", "good", **good)
+    with pytest.raises(BuildError, match=message):
+        recorder.launch("linear", "bad", **{**good, **change})
+
+
+def test_a_buffer_declared_twice_must_agree() -> None:
+    recorder = Recorder()
+    recorder.buffer("x", "f32", ("n_rows", 4), "workspace")
+    assert recorder.buffer("x", "f32", ("n_rows", 4), "workspace") == "x"
+    with pytest.raises(BuildError, match="buffer x: declared as"):
+        recorder.buffer("x", "bf16", ("n_rows", 4), "workspace")
+
+
+def test_buffers_that_live_together_do_not_overlap_and_every_byte_has_an_owner() -> None:
+    programs = smollm2()
+    plan = memory_plan.plan(programs, LIMITS, {})
+    assert sum(size for _, size in plan.ledger()) == plan.total
+    permanent = [b for b in programs.buffers.values() if b.kind not in ("workspace", "step")]
+    spans = sorted((plan.offsets[b.name], plan.offsets[b.name] + plan.sizes[b.name]) for b in permanent)
+    assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+    alive: dict[str, tuple[int, int]] = {}
+    for index, launch in enumerate(programs.launches()):
+        for name in {*launch.reads(), *launch.writes()}:
+            if programs.buffers[name].kind == "workspace":
+                alive[name] = (alive.get(name, (index, index))[0], index)
+    begin, end = plan.regions["workspace"]
+    for a in alive:
+        assert begin <= plan.offsets[a] and plan.offsets[a] + plan.sizes[a] <= end
+        for b in alive:
+            together = alive[a][0] <= alive[b][1] and alive[b][0] <= alive[a][1]
+            if a < b and together:
+                apart = (
+                    plan.offsets[a] + plan.sizes[a] <= plan.offsets[b]
+                    or plan.offsets[b] + plan.sizes[b] <= plan.offsets[a]
+                )
+                assert apart, f"{a} and {b} share memory while both are alive"
+    assert end - begin < sum(plan.sizes[name] for name in alive), "no memory is reused"
+
+
+def test_step_fields_do_not_overlap_and_the_header_holds_the_symbols() -> None:
+    offsets, size = step.offsets(LIMITS)
+    block = StepBlock(bytearray(size), LIMITS)
+    for number, field in enumerate(FIELDS[1:], 1):
+        block.fields[field.name][...] = number
+    for number, field in enumerate(FIELDS[1:], 1):
+        assert (block.fields[field.name] == number).all(), field.name
+        assert offsets[field.name] % 64 == 0
+    block.set_symbols({"n_rows": 7, "n_seqs": 2, "n_logits": 1})
+    assert block.header[0] == step.STEP_VERSION
+    assert block.header[1 : 1 + len(SYMBOLS)].tolist() == [7, 2, 1, 6, 20, 4]
+    assert block.used_bytes() == offsets["block_table"] + 2 * 6 * 4
+
+
+@pytest.mark.parametrize("value", [41, -1])
+def test_a_symbol_beyond_its_limit_is_refused(value: int) -> None:
+    block = StepBlock(bytearray(step.offsets(LIMITS)[1]), LIMITS)
+    with pytest.raises(ValueError, match=r"step symbol n_rows is -?\d+, accepted: 0\.\.40"):
+        block.set_symbols({"n_rows": value})
+
+
+def test_field_dtypes_are_what_kernels_read() -> None:
+    block = StepBlock(bytearray(step.offsets(LIMITS)[1]), LIMITS)
+    expected = {"i32": np.int32, "f32": np.float32, "i64": np.int64}
+    assert all(block.fields[field.name].dtype == expected[field.dtype] for field in FIELDS)
