@@ -124,7 +124,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         _replace_concats(template)
         return template
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         __self._check()
         if isinstance(__obj, Macro):
             __self._spend(__self._cost)

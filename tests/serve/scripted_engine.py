@@ -1,12 +1,13 @@
 """An engine process that follows a script: same protocol as the real one, no model.
 
-`scripted_engine.py SCRIPT.json --socket PATH`. A request's seed picks its behaviour from the script, so a test
-says what the engine does to one request while others run.
+`scripted_engine.py SCRIPT.json --socket PATH`. A request's seed picks its behaviour from the script, so a
+test says what the engine does to one request while others run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -82,7 +83,9 @@ class Engine:
             os._exit(1)
         ledger = [(stage, 0.01) for stage in script.stages]
         self.send(
-            messages.Ready("scripted", "none", "a test", script.max_context, script.vocab_size, [2, 3], ledger)
+            messages.Ready(
+                "scripted", "none", "a test", script.max_context, script.vocab_size, [2, 3], ledger
+            )
         )
         while True:
             match await self.receive():
@@ -136,10 +139,8 @@ async def main(script_path: str, socket_path: str) -> None:
     if script.deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     reader, writer = await asyncio.open_unix_connection(socket_path)
-    try:
+    with contextlib.suppress(asyncio.IncompleteReadError):  # then the API process is gone
         await Engine(script, reader, writer).run()
-    except asyncio.IncompleteReadError:
-        pass  # the API process is gone
 
 
 if __name__ == "__main__":

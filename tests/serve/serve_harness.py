@@ -110,7 +110,9 @@ def environment() -> dict[str, str]:
 class RunningServer:
     """One server process. `events` is what its engine saw."""
 
-    def __init__(self, folder: Path, script: Mapping[str, Any], model: Path, *flags: str, port: int = 0) -> None:
+    def __init__(
+        self, folder: Path, script: Mapping[str, Any], model: Path, *flags: str, port: int = 0
+    ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / "engine.jsonl"
@@ -118,7 +120,14 @@ class RunningServer:
         self.temp.mkdir()
         path = folder / "script.json"
         path.write_text(json.dumps({**script, "log": str(self.log)}))
-        command = [sys.executable, str(HERE / "serve_scripted.py"), str(path), "--port", str(self.port), *flags]
+        command = [
+            sys.executable,
+            str(HERE / "serve_scripted.py"),
+            str(path),
+            "--port",
+            str(self.port),
+            *flags,
+        ]
         self.output = folder / "output.txt"
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(

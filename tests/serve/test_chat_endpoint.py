@@ -41,7 +41,11 @@ def last_sampling(server: RunningServer) -> dict[str, Any]:
 def test_an_answer(shared: RunningServer) -> None:
     answer = ask(shared)
     choice = answer.choices[0]
-    assert (choice.message.content, choice.message.role, choice.finish_reason) == (ANSWER, "assistant", "stop")
+    assert (choice.message.content, choice.message.role, choice.finish_reason) == (
+        ANSWER,
+        "assistant",
+        "stop",
+    )
     assert answer.usage.prompt_tokens == 6
     assert answer.usage.completion_tokens == len(ANSWER.encode()) + 1  # the end counts
     assert answer.usage.total_tokens == 6 + answer.usage.completion_tokens
@@ -127,7 +131,13 @@ def test_max_tokens_that_do_not_fit(shared: RunningServer) -> None:
 
 
 def test_sampling_reaches_the_engine(shared: RunningServer) -> None:
-    ask(shared, seed=7, temperature=0.25, top_p=0.5, extra_body={"top_k": 3, "stop_token_ids": [9], "ignore_eos": True})
+    ask(
+        shared,
+        seed=7,
+        temperature=0.25,
+        top_p=0.5,
+        extra_body={"top_k": 3, "stop_token_ids": [9], "ignore_eos": True},
+    )
     expected = {"max_tokens": 506, "temperature": 0.25, "top_k": 3, "top_p": 0.5, "seed": 7}
     assert last_sampling(shared) == {**expected, "stop_token_ids": [9], "ignore_eos": True}
 
@@ -169,7 +179,11 @@ def test_special_tokens_in_content_stay_text(shared: RunningServer, content: str
 
 def test_content_parts_and_roles(shared: RunningServer) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages = [{"role": "developer", "content": "s"}, {"role": "user", "content": parts}, {"role": "user", "content": ""}]
+    messages = [
+        {"role": "developer", "content": "s"},
+        {"role": "user", "content": parts},
+        {"role": "user", "content": ""},
+    ]
     ask(shared, messages=messages)
     assert last_prompt(shared) == [1, 4, *ids_of("s"), 3, 4, *ids_of("a\nb"), 3, 4, 3, 5]
 
@@ -186,18 +200,29 @@ def test_tool_calls_in_the_history(shared: RunningServer, content: dict[str, Any
 
 
 def test_ignored_fields_are_reported(shared: RunningServer) -> None:
-    body = {"messages": [{**YO[0], "mood": 1}], "max_thinking_tokens": 5, "stream_options": {"x": 1}, "n": 1, "tools": []}
+    body = {
+        "messages": [{**YO[0], "mood": 1}],
+        "max_thinking_tokens": 5,
+        "stream_options": {"x": 1},
+        "n": 1,
+        "tools": [],
+    }
     for _ in range(2):
         response = shared.http.post("/v1/chat/completions", json=body)
         assert response.status_code == 200
         expected = "max_thinking_tokens, stream_options.x, messages[].mood"
         assert response.headers["x-atlas-ignored-fields"] == expected
     assert shared.output.read_text().count("'max_thinking_tokens' is not known") == 1
-    assert "x-atlas-ignored-fields" not in shared.http.post("/v1/chat/completions", json={"messages": YO}).headers
+    assert (
+        "x-atlas-ignored-fields"
+        not in shared.http.post("/v1/chat/completions", json={"messages": YO}).headers
+    )
 
 
 def test_one_broken_request_leaves_the_others(shared: RunningServer) -> None:
-    others = shared.openai().chat.completions.create(model="tiny", messages=YO, seed=3, max_tokens=8, stream=True)  # type: ignore[call-overload]
+    others = shared.openai().chat.completions.create(
+        model="tiny", messages=YO, seed=3, max_tokens=8, stream=True
+    )  # type: ignore[call-overload]
     with pytest.raises(openai.InternalServerError, match="not finite") as error:
         ask(shared, seed=4)
     assert error.value.code == "generation_failed"
@@ -253,13 +278,13 @@ def test_no_chat_template(start: Start, tmp_path: Any) -> None:
 
 def test_a_broken_chat_template(start: Start, tmp_path: Any) -> None:
     server = start(model=make_checkpoint(tmp_path / "broken", chat_template="{% if %}")).wait_ready()
-    with pytest.raises(openai.BadRequestError, match="template cannot be used .*line 1"):
+    with pytest.raises(openai.BadRequestError, match=r"template cannot be used .*line 1"):
         ask(server, model="broken")
 
 
 def test_a_slow_template_does_not_stop_the_others(start: Start, tmp_path: Any) -> None:
-    source = "{% if messages[0].content == 'slow' %}{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}"
-    source += "{% endfor %}{% endif %}" + CHAT_TEMPLATE
+    loops = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
+    source = "{% if messages[0].content == 'slow' %}" + loops + "{% endif %}" + CHAT_TEMPLATE
     server = start(model=make_checkpoint(tmp_path / "slow", chat_template=source)).wait_ready()
     slow = {"messages": [{"role": "user", "content": "slow"}, {"role": "user", "content": "x" * 10000}]}
     with ThreadPoolExecutor(1) as pool:

@@ -81,17 +81,31 @@ def test_wrong_files_are_named(tmp_path: Path, text: str, words: list[str]) -> N
 
 
 def test_sizes() -> None:
-    sizes = {"4096": 4096, "2GiB": 2 << 30, "2 gib": 2 << 30, "1.5GB": 1_500_000_000, "512MiB": 512 << 20, "1k": 1000}
+    sizes = {
+        "4096": 4096,
+        "2GiB": 2 << 30,
+        "2 gib": 2 << 30,
+        "1.5GB": 1_500_000_000,
+        "512MiB": 512 << 20,
+        "1k": 1000,
+    }
     assert {text: parse_bytes(text) for text in sizes} == sizes
     for text in ("", "GiB", "-1", "0", "2XB", "1e9"):
-        with pytest.raises(ValueError, match="size|less"):
+        with pytest.raises(ValueError, match=r"size|less"):
             parse_bytes(text)
 
 
 def test_engine_config_round_trip() -> None:
-    config = load(["--quant", "f32", "--kv-memory", "1MiB", "--threads", "2"]).config.engine(Path("/models/m"))
+    config = load(["--quant", "f32", "--kv-memory", "1MiB", "--threads", "2"]).config.engine(
+        Path("/models/m")
+    )
     assert EngineConfig.from_json(config.to_json()) == config
-    assert (config.model, config.quant, config.kv_memory_bytes, config.threads) == ("/models/m", "f32", 1 << 20, 2)
+    assert (config.model, config.quant, config.kv_memory_bytes, config.threads) == (
+        "/models/m",
+        "f32",
+        1 << 20,
+        2,
+    )
 
 
 def test_the_default_model_is_the_catalogues() -> None:

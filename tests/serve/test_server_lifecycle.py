@@ -218,7 +218,8 @@ def test_a_second_signal_does_not_wait(start: Start) -> None:
 def test_a_client_that_never_reads_cannot_hold_up_the_shutdown(start: Start) -> None:
     server = start("--drain-timeout", "0.3", max_context=200_000).wait_ready()
     body = json.dumps({"messages": YO, "seed": 2, "stream": True}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    headers = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\n{headers}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(head.encode() + body)

@@ -89,7 +89,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
         return Tokenizer.from_checkpoint(checkpoint)
 
 
-def assemble(tokenizer: Tokenizer, outputs: list[SequenceOutput], stops: list[str]) -> tuple[str, int, object]:
+def assemble(
+    tokenizer: Tokenizer, outputs: list[SequenceOutput], stops: list[str]
+) -> tuple[str, int, object]:
     assembler = Assembler(tokenizer.stream(), stops)
     text, tokens = "", 0
     for output in outputs:
