@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serve_harness import RunningServer, behaviour, make_checkpoint
-
-Start = Callable[..., RunningServer]
-
-ANSWER = "Hi 😀é漢!"
+from serve_harness import ANSWER, RunningServer, Start, behaviour, make_checkpoint
 
 # What the engine does for each seed; see the tests that send it.
 BEHAVIOURS = {

@@ -23,6 +23,7 @@ import atlas
 HERE = Path(__file__).parent
 SPECIAL = ["<unk>", "<s>", "</s>", "<|eot|>", "<|user|>", "<|assistant|>", "<pad>"]
 EOS, EOT = 2, 3
+ANSWER = "Hi 😀é漢!"
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"
     "{% if m['role'] == 'tool' and loop.first %}{{ raise_exception('a tool message cannot come first') }}{% endif %}"
@@ -185,3 +186,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+Start = Callable[..., RunningServer]

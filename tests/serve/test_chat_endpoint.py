@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from conftest import ANSWER, Start
-from serve_harness import CHAT_TEMPLATE, RunningServer, eventually, ids_of, make_checkpoint
+from serve_harness import ANSWER, CHAT_TEMPLATE, RunningServer, Start, eventually, ids_of, make_checkpoint
 
 YO = [{"role": "user", "content": "yo"}]
 
@@ -222,7 +221,7 @@ def test_ignored_fields_are_reported(shared: RunningServer) -> None:
 def test_one_broken_request_leaves_the_others(shared: RunningServer) -> None:
     others = shared.openai().chat.completions.create(
         model="tiny", messages=YO, seed=3, max_tokens=8, stream=True
-    )  # type: ignore[call-overload]
+    )
     with pytest.raises(openai.InternalServerError, match="not finite") as error:
         ask(shared, seed=4)
     assert error.value.code == "generation_failed"
@@ -260,7 +259,7 @@ def test_a_reader_that_does_not_read_stalls_nobody(shared: RunningServer) -> Non
 
 def test_many_streams_at_once(shared: RunningServer) -> None:
     streams = [
-        shared.openai().chat.completions.create(model="tiny", messages=YO, seed=1, stream=True)  # type: ignore[call-overload]
+        shared.openai().chat.completions.create(model="tiny", messages=YO, seed=1, stream=True)
         for _ in range(16)
     ]
     assert [text_of(list(one)) for one in streams] == ["abcDEFGHIJklm"] * 16

@@ -7,8 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import ANSWER
-from serve_harness import RunningServer, ids_of
+from serve_harness import ANSWER, RunningServer, ids_of
 
 
 def ask(server: RunningServer, **fields: Any) -> Any:

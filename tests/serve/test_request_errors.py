@@ -8,8 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import ANSWER
-from serve_harness import RunningServer
+from serve_harness import ANSWER, RunningServer
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 YO = [{"role": "user", "content": "yo"}]

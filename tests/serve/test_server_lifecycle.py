@@ -14,8 +14,16 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from conftest import ANSWER, Start
-from serve_harness import RunningServer, alive, behaviour, environment, eventually, make_checkpoint
+from serve_harness import (
+    ANSWER,
+    RunningServer,
+    Start,
+    alive,
+    behaviour,
+    environment,
+    eventually,
+    make_checkpoint,
+)
 
 YO = [{"role": "user", "content": "yo"}]
 
@@ -225,7 +233,7 @@ def test_a_client_that_never_reads_cannot_hold_up_the_shutdown(start: Start) -> 
         connection.sendall(head.encode() + body)
         eventually(lambda: server.events("submit"))
         time.sleep(0.5)
-        answer = server.openai().chat.completions.create(model="tiny", messages=YO)  # type: ignore[arg-type]
+        answer = server.openai().chat.completions.create(model="tiny", messages=YO)
         assert answer.choices[0].message.content == ANSWER
         server.process.send_signal(signal.SIGTERM)
         assert ends(server, 2.5) == 0
