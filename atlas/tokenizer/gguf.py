@@ -71,6 +71,16 @@ def tokenizer_documents(metadata: Mapping[str, Any], file: str) -> tuple[str, st
     return json.dumps(vocabulary.document(config), ensure_ascii=False), json.dumps(config, ensure_ascii=False)
 
 
+def warn_without_pre(metadata: Mapping[str, Any], file: str) -> None:
+    """Say so, at every opening, when the metadata does not tell how to cut text."""
+    if "tokenizer.ggml.pre" not in metadata:
+        log.warning(
+            "%s: tokenizer.ggml.pre is missing, so the pre-tokeniser 'default' is used, as in llama.cpp; "
+            "the ids may differ from those the model was trained on: convert the model again",
+            file,
+        )
+
+
 class _Vocabulary:
     """The tokenizer.ggml.* fields, checked."""
 
@@ -105,14 +115,7 @@ class _Vocabulary:
         return value
 
     def _pre_tokenizer(self) -> PreTokenizer:
-        name = self.field("pre")
-        if name is None:
-            log.warning(
-                "%s: tokenizer.ggml.pre is missing, so the pre-tokeniser 'default' is used, as in "
-                "llama.cpp; the ids may differ from those the model was trained on: convert the model again",
-                self.file,
-            )
-            name = "default"
+        name = self.field("pre", "default")
         if name not in PRE_TOKENIZERS:
             raise CheckpointError(
                 self.file,

@@ -225,11 +225,13 @@ class GgufCheckpoint(Checkpoint):
     # ---- tokenizer -----------------------------------------------------------------------------
 
     def tokenizer_files(self) -> TokenizerFiles:
+        # Imported here: who reads weights need not load a tokenizer library.
+        from atlas.tokenizer.gguf import tokenizer_documents, warn_without_pre
+
+        warn_without_pre(self._index.metadata, str(self._parts[0]))
         folder = private_folder("gguf", self._digest)
         documents = self._cached_tokenizer(folder)
         if documents is None:
-            from atlas.tokenizer.gguf import tokenizer_documents
-
             documents = tokenizer_documents(read_header(self._parts[0]).metadata, str(self._parts[0]))
             if folder is not None:
                 for file, text in zip(("tokenizer.json", "tokenizer_config.json"), documents, strict=True):
