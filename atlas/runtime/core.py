@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +23,7 @@ def extension() -> Any:
     try:
         from atlas import _core
     except ImportError as error:
-        raise AtlasError(
-            "atlas._core", f"the compiled extension is missing or does not load ({error})", "", "run `pip install .`"
-        ) from None
+        _core = _installed_extension(error)
     if (_core.CORE_ABI, _core.STEP_VERSION) != (manifest.CORE_ABI, STEP_VERSION):
         raise AtlasError(
             "atlas._core",
@@ -31,6 +32,25 @@ def extension() -> Any:
             "reinstall Atlas: Python and the extension are from different versions",
         )
     return _core
+
+
+def _installed_extension(error: ImportError) -> Any:
+    """The extension of the installed distribution, for Python run from a source checkout, where `atlas`
+    is the checkout's folder and holds no extension."""
+    try:
+        files = importlib.metadata.distribution("atlas-infer").files or []
+        path = next(str(file.locate()) for file in files if file.match("atlas/_core*.so"))
+        spec = importlib.util.spec_from_file_location("atlas._core", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except (importlib.metadata.PackageNotFoundError, StopIteration, ImportError) as second:
+        reason = second if isinstance(second, ImportError) and str(second) else error
+        raise AtlasError(
+            "atlas._core", f"the compiled extension is missing or does not load ({reason})", "", "run `pip install .`"
+        ) from None
+    sys.modules["atlas._core"] = module
+    return module
 
 
 def embedded() -> tuple[manifest.Manifest, list[memoryview]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def test_buffers_that_live_together_do_not_overlap_and_every_byte_has_an_owner()
     assert sum(size for _, size in plan.ledger()) == plan.total
     permanent = [b for b in programs.buffers.values() if b.kind not in ("workspace", "step")]
     spans = sorted((plan.offsets[b.name], plan.offsets[b.name] + plan.sizes[b.name]) for b in permanent)
-    assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
     alive: dict[str, tuple[int, int]] = {}
     for index, launch in enumerate(programs.launches()):
         for name in {*launch.reads(), *launch.writes()}:

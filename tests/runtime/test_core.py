@@ -1,0 +1,166 @@
+"""The C++ core through its Python face."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atlas.build import manifest
+from atlas.errors import AtlasError, BuildError, DeviceError
+from atlas.runtime import core
+from atlas.runtime.step import HEADER_WORDS, STEP_VERSION
+
+ARENA = 1 << 16
+
+
+@pytest.fixture
+def backend() -> core.CoreBackend:
+    result = core.cpu_backend(2)
+    result.allocate(ARENA)
+    return result
+
+
+def launch(**changes: object) -> dict[str, object]:
+    """residual_add of one row of 4: x at 0, residual at 256."""
+    spec: dict[str, object] = {
+        "name": "layers.0.add",
+        "op": "residual_add",
+        "kernel": "residual_add.x_f32",
+        "image": -1,
+        "operands": [0, 256],
+        "dims": [1],
+        "constants": [4],
+        "grid": [],
+        "block": 1,
+        "shared": 0,
+    }
+    return {**spec, **changes}
+
+
+def header(version: int = STEP_VERSION) -> np.ndarray:
+    result = np.zeros(HEADER_WORDS, np.int32)
+    result[:2] = version, 1
+    return result
+
+
+def test_a_launch_runs_on_the_arena(backend: core.CoreBackend) -> None:
+    x, residual = np.arange(4, dtype=np.float32), np.full(4, 10, np.float32)
+    backend.write(0, x)
+    backend.write(256, residual)
+    handle = backend._core.load([launch()])
+    backend.begin_step(1024, memoryview(header()), 64)
+    backend.run(handle, 0, 1)
+    backend.read(256, residual)
+    assert residual.tolist() == [10, 11, 12, 13]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kernel": "residual_add.x_f64"}, "layers.0.add.*residual_add.x_f64"),
+        ({"operands": [0, ARENA]}, "layers.0.add"),
+        ({"operands": [0, 1 << 60]}, "layers.0.add"),
+    ],
+)
+def test_a_launch_that_cannot_run_is_refused_at_load(
+    backend: core.CoreBackend, change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(DeviceError, match=message):
+        backend._core.load([launch(**change)])
+
+
+def test_another_step_version_is_refused(backend: core.CoreBackend) -> None:
+    with pytest.raises(DeviceError, match=f"version {STEP_VERSION + 1}, accepted: {STEP_VERSION}"):
+        backend.begin_step(1024, memoryview(header(STEP_VERSION + 1)), 64)
+
+
+@pytest.mark.parametrize("offset", [ARENA - 8, ARENA, (1 << 64) - 8])
+def test_access_outside_the_arena_is_refused(backend: core.CoreBackend, offset: int) -> None:
+    with pytest.raises(DeviceError, match="outside the arena"):
+        backend.write(offset, np.zeros(4, np.float32))
+    with pytest.raises(DeviceError, match="outside the arena"):
+        backend.read(offset, np.zeros(4, np.float32))
+
+
+def test_an_unknown_level_names_those_there_are() -> None:
+    with pytest.raises(DeviceError, match="avx1024.*portable"):
+        core.cpu_backend(1, "avx1024")
+
+
+def test_the_manifest_names_the_abi_of_the_core() -> None:
+    sets, images = core.embedded()
+    assert sets.core_abi == manifest.CORE_ABI == core.extension().CORE_ABI
+    assert core.extension().STEP_VERSION == STEP_VERSION
+    assert {"cpu/*/f32", "cpu/*/bf16"} <= {s.name for s in sets.sets} and len(images) == len(sets.images)
+
+
+def test_every_cpu_kernel_of_the_manifest_is_compiled_in() -> None:
+    sets, _ = core.embedded()
+    listed = {kernel.name for s in sets.sets if s.kind == "cpu" for kernel in s.kernels}
+    assert listed <= set(core.extension().cpu_kernels())
+
+
+@pytest.mark.parametrize("change", ['"core_abi": 1', '"format": 1'])
+def test_a_manifest_of_another_version_is_refused(change: str) -> None:
+    text = core.extension().embedded_manifest().decode()
+    assert change in text
+    with pytest.raises(BuildError, match="rebuild the kernels with this version of Atlas"):
+        manifest.from_json(text.replace(change, change[:-1] + "9"), b"", "test")
+
+
+def test_a_damaged_image_is_refused() -> None:
+    image = manifest.Image(0, 4, "00" * 32)
+    text = manifest.Manifest((), (image,), "test").to_json()
+    with pytest.raises(BuildError, match="image 0 does not match its hash"):
+        manifest.from_json(text, b"\x7fELF", "test")
+    with pytest.raises(BuildError, match="the manifest is damaged"):
+        manifest.from_json(text.replace('"images"', '"imagse"'), b"\x7fELF", "test")
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "150000 100000"}, 1),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({}, None),
+    ],
+)
+def test_threads_respect_affinity_and_cgroup_quota(tmp_path: Path, files: dict[str, str], cores: int | None) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    expected = len(os.sched_getaffinity(0)) if cores is None else cores
+    assert core.allowed_cores(tmp_path) == expected
+
+
+def test_a_forked_child_gets_an_error_and_no_hang(backend: core.CoreBackend) -> None:
+    """Known failure: a pool's threads do not exist in a forked child, which then waits for ever."""
+    handle = backend._core.load([launch()])
+    backend.begin_step(1024, memoryview(header()), 64)
+    backend.run(handle, 0, 1)
+    child = os.fork()
+    if child == 0:
+        try:
+            backend.run(handle, 0, 1)
+        except AtlasError as error:
+            os._exit(0 if "fork" in str(error) else 3)
+        os._exit(4)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            assert os.waitstatus_to_exitcode(status) == 0
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        pytest.fail("the child hangs")

@@ -1,0 +1,232 @@
+"""Loading a model and running its two programs, on tiny random models."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from atlas.debug.compare import compare, error_ratio
+from atlas.errors import AtlasError, CheckpointError, ConfigError
+from atlas.ops.op import BF16, EXACT
+from atlas.runtime.runner import Runner, RunnerOptions
+from atlas.weights import open_checkpoint
+from tests import tiny_model
+from tests.models import run
+
+BACKENDS = ("reference", "cpu")
+
+
+def load(folder: Path, **options: object) -> Runner:
+    with open_checkpoint(folder) as checkpoint:
+        return Runner.load(checkpoint, RunnerOptions(**{"backend": "reference", "quant": "f32", **options}))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model.write(tmp_path_factory.mktemp("tiny"))
+
+
+def step(runner: Runner, ids: list[int], slots: list[int]) -> None:
+    """One sequence per id, each of that one token."""
+    block, count = runner.block, len(ids)
+    block.set_symbols({"n_rows": count, "n_seqs": count, "n_logits": count})
+    block.row_token[:count] = ids
+    block.row_seq[:count] = block.logit_row[:count] = np.arange(count)
+    block.row_position[:count] = 0
+    block.seq_slot[:count] = block.logit_slot[:count] = slots
+    block.block_table[:count, 0] = np.arange(count)
+    block.logit_mask[:count] = -1
+    block.logit_temperature[:count] = 0.0
+    runner.forward()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_mask_delivered_between_forward_and_sample_decides(model: Path, backend: str) -> None:
+    """Rows 0 and 2 share a mask of one token, row 1 has none, row 3 another mask."""
+    runner = load(model, backend=backend, max_seqs=4)
+    runner.block.logit_mask[:4] = -1
+    step(runner, [5, 6, 7, 8], [0, 1, 2, 3])
+    free = runner.sample().copy()
+    mask = np.zeros((2, 10), np.uint32)
+    mask[0, 123 // 32] = 1 << (123 % 32)
+    mask[1, 9] = 1 << 31
+    step(runner, [5, 6, 7, 8], [0, 1, 2, 3])
+    runner.block.logit_mask[:4] = [0, -1, 0, 1]
+    runner.forward()
+    runner.deliver_mask(mask)
+    assert runner.sample().tolist() == [123, free[1], 123, 319]
+    assert runner.read("last_token")[:4].tolist() == [123, free[1], 123, 319]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_without_a_token_reads_its_slot_on_the_device(model: Path, backend: str) -> None:
+    runner = load(model, backend=backend, max_seqs=4)
+    step(runner, [9, 200], [3, 1])
+    first = runner.sample().tolist()
+    step(runner, [-1, -1], [1, 3])
+    from_device = runner.read("logits")[:2].copy()
+    step(runner, [first[1], first[0]], [1, 3])
+    assert from_device.tobytes() == runner.read("logits")[:2].tobytes()
+
+
+@pytest.mark.parametrize("quant", ["f32", "bf16"])
+def test_cpu_equals_reference_buffer_by_buffer(model: Path, quant: str) -> None:
+    sizes = {"max_seqs": 4, "max_rows": 16}
+    runner, reference = (load(model, backend=b, quant=quant, **sizes) for b in ("cpu", "reference"))
+    step(runner, [1, 2, 319], [0, 1, 2])
+    differences = compare(runner, reference)
+    assert len(differences) > 20
+    assert max(d.ratio for d in differences) <= 1.0
+
+
+def test_the_comparison_names_the_op_that_diverges(model: Path) -> None:
+    sizes = {"max_seqs": 4, "max_rows": 16}
+    runner, reference = (load(model, backend=b, **sizes) for b in ("cpu", "reference"))
+    weight = runner.read("layers.1.down.weight")
+    weight[3] *= 1.01
+    runner.write("layers.1.down.weight", weight)
+    step(runner, [1, 2, 319], [0, 1, 2])
+    wrong = [d for d in compare(runner, reference) if d.ratio > 1.0]
+    assert [(d.launch, d.op, d.buffer) for d in wrong] == [("layers.1.down", "linear", "projected")]
+
+
+def test_the_error_measure_sees_every_kind_of_difference() -> None:
+    one = np.ones(3, np.float32)
+    assert error_ratio(one, one, EXACT) == 0.0 and error_ratio(one + 1e-6, one, EXACT) == float("inf")
+    assert error_ratio(np.array([np.nan, 1]), np.array([1.0, 1]), BF16) == float("inf")
+    assert error_ratio(np.array([np.inf, 1]), np.array([-np.inf, 1]), BF16) == float("inf")
+    assert error_ratio(np.array([-np.inf, 1]), np.array([-np.inf, 1]), BF16) == 0.0
+    assert error_ratio(one * (1 + BF16.rtol * 2), one, BF16) > 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_context": 257}, ConfigError, "max_context: 257; accepted: 1..256, the model's own limit"),
+        ({"max_seqs": 0}, ConfigError, "max_seqs: 0; accepted: an integer of at least 1"),
+        ({"max_rows": 4, "max_seqs": 8}, ConfigError, "max_rows: 4 is below max_seqs 8"),
+        (
+            {"kv_memory_bytes": 100},
+            ConfigError,
+            "kv_memory: 100 bytes hold no KV block; accepted: at least 16384 bytes",
+        ),
+        ({"kv_memory_bytes": 40_000, "max_context": 256}, AtlasError, "kv_memory: 40000 bytes hold 32 tokens"),
+        ({"kv_dtype": "bf16"}, ConfigError, "kv_dtype: 'bf16' with quant f32; accepted: f32"),
+        ({"quant": "int3"}, ConfigError, "unknown quant 'int3'; accepted: bf16, f32"),
+    ],
+)
+def test_options_that_cannot_be_honoured(
+    model: Path, options: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        load(model, **options)
+    assert message in str(caught.value)
+
+
+def test_a_small_cache_shortens_the_context(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    runner = load(model, kv_memory_bytes=5 * 16384)
+    assert runner.max_context == 80 and "max_context is 80 instead of the model's 256" in caplog.text
+
+
+def test_the_load_is_accounted_for(model: Path) -> None:
+    stages: list[str] = []
+    with open_checkpoint(model) as checkpoint:
+        runner = Runner.load(checkpoint, RunnerOptions(backend="reference", quant="f32"), stages.append)
+    assert [name for name, _ in runner.ledger] == stages == ["configure", "memory", "weights", "programs", "warm up"]
+    assert all(seconds > 0 for _, seconds in runner.ledger)
+
+
+@pytest.mark.parametrize(
+    ("changes", "drop", "message"),
+    [
+        ({}, ("model.layers.1.mlp.down_proj.weight",), "tensor model.layers.1.mlp.down_proj.weight is missing"),
+        ({}, ("lm_head.weight",), "tensor lm_head.weight is missing"),
+        ({"num_hidden_layers": 3}, ("model.layers.2.input_layernorm.weight",), "model.layers.2.input_layernorm.weight"),
+    ],
+)
+def test_a_missing_tensor_is_named(
+    tmp_path: Path, changes: dict[str, object], drop: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load(tiny_model.write(tmp_path, drop=drop, **changes))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "shape", "message"),
+    [
+        (
+            "model.layers.0.mlp.down_proj.weight",
+            (64, 95),
+            r"down_proj.weight has shape \[64, 95\]; accepted: \[64, 96\]",
+        ),
+        ("model.embed_tokens.weight", (319, 64), r"embed_tokens.weight has shape \[319, 64\]; accepted: \[320, 64\]"),
+        ("model.layers.0.self_attn.k_proj.weight", (32, 64), r"q_proj.weight has shape .* \[256, 64\] \(joined from 3"),
+        ("model.norm.weight", (63,), r"model.norm.weight has shape \[63\]; accepted: \[64\]"),
+    ],
+)
+def test_a_tensor_of_another_shape_is_named_with_both_shapes(
+    tmp_path: Path, tensor: str, shape: tuple[int, ...], message: str
+) -> None:
+    folder = tiny_model.write(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights[tensor] = np.zeros(shape, np.float32)
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+def test_a_bias_that_nothing_would_apply_is_refused(tmp_path: Path) -> None:
+    folder = tiny_model.write(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.self_attn.q_proj.bias"] = np.ones(128, np.float32)
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"q_proj.bias is a bias that this model family would not apply"):
+        load(folder)
+
+
+def test_leftover_rotary_buffers_are_harmless(tmp_path: Path, model: Path) -> None:
+    folder = tiny_model.write(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.full(16, 3.0, np.float32)
+    save_file(weights, folder / "model.safetensors")
+    assert run.logits(load(folder, max_logits=8, max_rows=32), [1, 2, 3]).tobytes() == (
+        run.logits(load(model, max_logits=8, max_rows=32), [1, 2, 3]).tobytes()
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["SpiralForCausalLM"]}, "architecture 'SpiralForCausalLM' is not supported"),
+        ({"architectures": None}, "architectures is None"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; accepted: 'silu'"),
+        ({"rope_scaling": {"rope_type": "spiral"}}, "rope_scaling type 'spiral' is not known"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "required field 'factor' is missing"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"num_hidden_layers": 5000}, "num_hidden_layers is 5000"),
+        ({"head_dim": 33}, "head_dim is 33; accepted: an even number"),
+    ],
+)
+def test_a_config_that_cannot_be_honoured_is_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    folder = tiny_model.write(tmp_path)
+    import json
+
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(CheckpointError) as caught:
+        load(folder)
+    assert "config.json" in str(caught.value) and message in str(caught.value)
+
+
+def test_nothing_is_left_open(model: Path) -> None:
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    for _ in range(3):
+        load(model)
+    after = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    assert after <= before
