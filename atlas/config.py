@@ -71,7 +71,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     host: Annotated[str, Meta(min_length=1, description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")] = 8000
     served_model_name: Annotated[
-        str | None, Meta(description="name of the model in the API; unset: the last part of MODEL")
+        str | None, Meta(description="name of the model in the API; unset: MODEL, without its folder")
     ] = None
     quant: Annotated[
         str | None, Meta(description="quantisation recipe; unset: the backend's default (bf16)")
@@ -107,7 +107,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def model_name(self) -> str:
         """The name under which the API knows the model."""
-        return self.served_model_name or Path(self.model).name.removesuffix(".gguf") or self.model
+        if self.served_model_name:
+            return self.served_model_name
+        path = Path(self.model).expanduser()
+        # A catalogue name or a Hugging Face id is itself the name; of a path, only the end means anything.
+        return path.resolve().name.removesuffix(".gguf") if path.exists() else self.model
 
     def engine(self, model_path: Path) -> EngineConfig:
         """The engine's part, once it is known where the model's files are."""

@@ -33,14 +33,20 @@ FORMAT = Format("cmpl-", "text_completion", "text_completion", _choice, _chunk)
 async def completions(http: Request, service: Service) -> Response:
     """Continue one or several prompts, given as text or as token ids."""
     serving = service.require()
-    request, ignored = parse(await read_body(http), CompletionRequest)
+    body = await read_body(http)
+    request, ignored = parse(body, CompletionRequest)
     headers = service.report_ignored(ignored)
     service.check_model(request.model)
     ready = serving.ready
     sampling = check(
         request, serving.frontend.defaults, vocab_size=ready.vocab_size, seed=service.config.seed
     )
-    prompts = [await _encode(serving, where, prompt) for where, prompt in _split(request.prompt)]
+    parts = _split(request.prompt)
+
+    def encode() -> list[list[int]]:
+        return [_encode(serving, where, prompt) for where, prompt in parts]
+
+    prompts = await serving.frontend.run(encode, len(body))
     jobs, notes = make_jobs(prompts, sampling, ready.max_context)
     return await respond(http, service, serving, request, jobs, FORMAT, headers | notes)
 
@@ -54,10 +60,10 @@ def _split(prompt: str | list[Any]) -> list[tuple[str, str | list[Any]]]:
     return [(f"prompt[{position}]", part) for position, part in enumerate(prompt)]
 
 
-async def _encode(serving: Serving, where: str, prompt: str | list[Any]) -> list[int]:
+def _encode(serving: Serving, where: str, prompt: str | list[Any]) -> list[int]:
     max_context, vocab_size = serving.ready.max_context, serving.ready.vocab_size
     if isinstance(prompt, str):
-        return await serving.frontend.text_prompt(prompt, max_context, where)
+        return serving.frontend.text_prompt(prompt, max_context, where)
     if not isinstance(prompt, list):
         raise invalid(where, f"a {type(prompt).__name__}", "a string or a list of token ids")
     for position, token in enumerate(prompt):

@@ -22,7 +22,7 @@ from atlas.weights import open_checkpoint
 logger = logging.getLogger("atlas.serve")
 
 LARGE_TEXT = 8 << 10
-"""Characters from which rendering and tokenising move off the event loop: about a millisecond of work."""
+"""Bytes of a request from which its work moves off the event loop: there, it is about a millisecond."""
 
 SLOW_SECONDS = 0.05
 
@@ -76,27 +76,28 @@ class Frontend:
             )
         if not messages:
             raise invalid("messages", "empty", "at least one message", code="empty_array")
-        turns = self._turns(messages, template)
 
         def work() -> list[int]:
+            turns = self._turns(messages, template)
             try:
                 text = template.render(turns)
             except RequestError as error:
                 raise ApiError(400, "chat_template_error", str(error), "messages") from None
             return _encode(self.tokenizer.encode_rendered, text, max_context, "messages")
 
-        return await self._run(work, body_size)
+        return await self.run(work, body_size)
 
-    async def text_prompt(self, text: str, max_context: int, where: str) -> list[int]:
-        """The ids of a plain prompt, with what the tokenizer adds around a text (BOS)."""
+    def text_prompt(self, text: str, max_context: int, where: str) -> list[int]:
+        """The ids of a plain prompt, with what the tokenizer adds around a text (BOS). Blocks: see `run`."""
 
         def encode(part: str) -> list[int]:
             return self.tokenizer.encode(part, add_special_tokens=True)
 
-        return await self._run(lambda: _encode(encode, text, max_context, where), len(text))
+        return _encode(encode, text, max_context, where)
 
-    async def _run(self, work: Callable[[], T], size: int) -> T:
-        if size >= LARGE_TEXT or self._slow:
+    async def run(self, work: Callable[[], T], body_size: int) -> T:
+        """Do what a request of this size needs: here, or in a thread where it would stall the event loop."""
+        if body_size >= LARGE_TEXT or self._slow:
             return await self._offload.run(work)
         started = time.perf_counter()
         try:

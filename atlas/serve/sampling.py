@@ -29,16 +29,19 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     @classmethod
     def of_model(cls, generation_config: Mapping[str, Any]) -> SamplingDefaults:
         """The model's own values where it has them, the OpenAI API's (1, 1, all tokens) elsewhere."""
-        # `do_sample: false` is how a model says "greedy"; the other values then mean nothing.
-        if generation_config.get("do_sample") is False and "temperature" not in generation_config:
-            generation_config = {}
         values: dict[str, Any] = {}
         origins = []
-        for name, builtin in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0)):
-            value = generation_config.get(name)
-            given = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-            values[name] = type(builtin)(value) if given and value is not None else builtin
-            origin = "model default (generation_config.json)" if given else "built-in (OpenAI's)"
+        for name, builtin, limit in (
+            ("temperature", 1.0, MAX_TEMPERATURE),
+            ("top_p", 1.0, 1.0),
+            ("top_k", 0, 2**31),
+        ):
+            value, origin = generation_config.get(name), "built-in (OpenAI's)"
+            values[name] = builtin
+            if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= limit:
+                values[name], origin = type(builtin)(value), "model default (generation_config.json)"
+            elif value is not None:
+                origin += f"; generation_config.json has {value!r}, which is out of range"
             origins.append(Origin(name, values[name], origin))
         return cls(**values, origins=tuple(origins))
 

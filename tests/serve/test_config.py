@@ -11,6 +11,7 @@ from serve_harness import environment
 
 from atlas.config import EngineConfig, ServeConfig, describe, load, parse_bytes
 from atlas.errors import ConfigError
+from atlas.serve.sampling import SamplingDefaults
 from atlas.weights.catalogue import DEFAULT_MODEL
 
 
@@ -112,10 +113,26 @@ def test_the_default_model_is_the_catalogues() -> None:
     assert ServeConfig().model == DEFAULT_MODEL
 
 
-def test_model_names() -> None:
-    names = {"/a/b/Tiny.Q4.gguf": "Tiny.Q4", "org/name": "name", "/a/b/": "b", "smollm2-135m": "smollm2-135m"}
+def test_model_names(tmp_path: Path) -> None:
+    file = tmp_path / "Tiny.Q4.gguf"
+    file.touch()
+    names = {
+        str(file): "Tiny.Q4",
+        f"{tmp_path}/": tmp_path.name,
+        "org/name": "org/name",
+        "smollm2": "smollm2",
+    }
     assert {model: ServeConfig(model=model).model_name for model in names} == names
-    assert ServeConfig(model="/a/b", served_model_name="x").model_name == "x"
+    assert ServeConfig(model=str(file), served_model_name="x").model_name == "x"
+
+
+def test_the_models_own_defaults() -> None:
+    own = {"temperature": 0.6, "top_p": 1.5, "top_k": 20.0, "do_sample": True}
+    defaults = SamplingDefaults.of_model(own)
+    assert (defaults.temperature, defaults.top_p, defaults.top_k) == (0.6, 1.0, 20)
+    origins = {o.name: o.origin for o in defaults.origins}
+    assert origins["temperature"].startswith("model default")
+    assert "1.5, which is out of range" in origins["top_p"]
 
 
 def test_print_config_shows_the_models_own_defaults(checkpoint: Path) -> None:
