@@ -33,6 +33,10 @@ ENGINE_COMMAND = (sys.executable, "-m", "atlas.engine")
 CONNECT_TIMEOUT = 120.0
 """Seconds for the engine process to import itself and connect. Loading weights comes after, without limit."""
 
+SOCKET_NAME = "engine.sock"
+MAX_SOCKET_PATH = 103
+"""Bytes that `sockaddr_un` holds on every supported system (104 with the final zero on macOS)."""
+
 _SIGTERM_GRACE = 0.7
 
 
@@ -124,8 +128,8 @@ class EngineClient:
 
     async def start(self) -> None:
         """Start the process; returns at once, `wait_ready` waits for the weights."""
-        self._folder = Path(tempfile.mkdtemp(prefix="atlas-"))  # mkdtemp makes it 0700
-        path = self._folder / "engine.sock"
+        self._folder = _make_folder()
+        path = self._folder / SOCKET_NAME
         self._server = await asyncio.start_unix_server(self._on_connect, path)
         # Its own session: Ctrl-C in a terminal must reach this process only, which then drains the engine.
         self._process = await asyncio.create_subprocess_exec(
@@ -312,6 +316,15 @@ class EngineClient:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _make_folder() -> Path:
+    """A fresh folder of mode 0700, where the socket's path is short enough for the kernel."""
+    folder = Path(tempfile.mkdtemp(prefix="atlas-"))  # mkdtemp makes it 0700
+    if len(os.fsencode(folder / SOCKET_NAME)) > MAX_SOCKET_PATH:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="atlas-", dir="/tmp"))
+    return folder
 
 
 async def _exits(process: asyncio.subprocess.Process, timeout: float) -> bool:

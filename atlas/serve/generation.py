@@ -9,9 +9,9 @@ from typing import Protocol
 
 import msgspec
 
-from atlas.engine.client import EngineClient
+from atlas.engine.client import EngineClient, EngineUnavailableError
 from atlas.engine.messages import SamplingParams, SequenceOutput
-from atlas.serve.errors import generation_failed
+from atlas.serve.errors import generation_failed, unavailable
 from atlas.serve.schemas import FinishReason
 from atlas.serve.stop_strings import StopMatcher
 
@@ -80,9 +80,15 @@ class Assembler:
 
 
 async def generate(engine: EngineClient, tokenizer: StreamTokenizer, job: Job) -> AsyncGenerator[Delta, None]:
-    """The deltas of one sequence. Closing the iterator aborts it. Raises ApiError 500 if it breaks."""
+    """The deltas of one sequence. Closing the iterator aborts it. Raises ApiError 500 if it breaks, 503 if
+    there is no engine.
+    """
     assembler = Assembler(tokenizer.stream(), job.stops)
-    with engine.submit(job.prompt, job.sampling) as stream:
+    try:
+        submitted = engine.submit(job.prompt, job.sampling)
+    except EngineUnavailableError as error:  # it died while the prompt was being made
+        raise unavailable("engine_unavailable", str(error)) from None
+    with submitted as stream:
         async for output in stream:
             if output.finish_reason in ("error", "abort"):
                 raise generation_failed(output.error or "the engine ended this request")

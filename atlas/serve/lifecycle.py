@@ -92,7 +92,9 @@ class Server:
         start = asyncio.create_task(self._start())
         code = 0
         try:
-            await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((start, stop, http), return_when=asyncio.FIRST_COMPLETED)
+            if http.done():
+                http.result()  # it never ends by itself but by an error
             if not self._stop.is_set():
                 code = await self._serve(start.result(), stop)
         except AtlasError as error:

@@ -237,6 +237,25 @@ def test_a_program_that_does_not_connect(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_long_temporary_folder(drive: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / "tmp" / ("x" * 120)
+
+    async def body(client: EngineClient) -> None:
+        monkeypatch.setattr("tempfile.tempdir", str(long))
+        long.mkdir()
+        config = EngineConfig(model="/m")
+        second = EngineClient(config, command=client._command)
+        await second.start()
+        folder = second._folder
+        assert folder is not None and folder.parent == Path("/tmp")
+        await asyncio.wait_for(second.wait_ready(), 10)
+        await second.shutdown()
+        assert not folder.exists() and list(long.iterdir()) == []
+        long.rmdir()
+
+    drive(body)
+
+
 def test_loading_stages_and_requests_before_ready(drive: Any) -> None:
     async def body(client: EngineClient) -> None:
         seen = set()
