@@ -11,9 +11,8 @@ WARPS = 4
 //
 // x [rows, k], weight [n, k], out [rows, n], all row-major, f32 or bf16 each. A block computes
 // TILE_M rows by TILE_N columns, walking k in steps from 0 up. Two ways through a step:
-// - x and weight both bf16: tensor cores (mma.m16n8k16). Three tiles in flight by cp.async; warp w
-// owns
-//   TILE_N / WARPS columns.
+// - x and weight both bf16: tensor cores (mma.m16n8k16). Three tiles in flight by cp.async; a warp
+//   owns TILE_N / WARPS columns.
 // - anything else: fp32 FMA, one after the other over k.
 // Rows beyond `rows`, columns beyond n and the tail of k enter as zeros. Each step is summed by
 // itself and then added: sums stay short, and the tensor cores' truncation of long ones stays below
@@ -40,7 +39,7 @@ __device__ inline void store(types::out* out, int rows, int row, int column, flo
 // A tile of kHeight rows by kWidth elements of k, as bf16. A row of kStride elements is 4 banks off
 // the one before, so the fragment loads below, 8 rows by 4 words, touch each bank once.
 template <int kHeight, int kWidth>
-struct Bf16Tile {
+struct alignas(16) Bf16Tile {
   static constexpr int kStride = kWidth + 8;
   __nv_bfloat16 data[kHeight * kStride];
 
@@ -75,8 +74,8 @@ __device__ inline void tensor_core_tile(const X* x, const Weight* weight, types:
   constexpr int kWarpN = kN / kWarps;
   static_assert(kM % 16 == 0, "TILE_M is made of 16-row fragments");
   static_assert(kN % (kWarps * 8) == 0, "TILE_N is made of 8-column fragments, split over warps");
-  __shared__ alignas(16) Bf16Tile<kM, kStep> x_tiles[kStages];
-  __shared__ alignas(16) Bf16Tile<kN, kStep> weight_tiles[kStages];
+  __shared__ Bf16Tile<kM, kStep> x_tiles[kStages];
+  __shared__ Bf16Tile<kN, kStep> weight_tiles[kStages];
 
   const auto load = [&](int step) {
     if (step < kSteps) {
