@@ -13,11 +13,12 @@ Targets are selected by ATLAS_TARGET_HW, ATLAS_TARGET_MODEL and ATLAS_TARGET_QUA
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
@@ -31,6 +32,22 @@ KERNELS = ROOT / "kernels"
 
 
 # ---- PEP 517 and PEP 660 hooks ------------------------------------------------------------------
+
+
+class _Hooks(Protocol):
+    """The hooks of scikit-build-core that this file hands over to."""
+
+    def get_requires_for_build_wheel(self, config_settings: Any) -> list[str]: ...
+    def get_requires_for_build_editable(self, config_settings: Any) -> list[str]: ...
+    def get_requires_for_build_sdist(self, config_settings: Any) -> list[str]: ...
+    def build_wheel(self, wheel_directory: str, config_settings: Any, metadata_directory: str | None) -> str: ...
+    def build_editable(self, wheel_directory: str, config_settings: Any, metadata_directory: str | None) -> str: ...
+    def build_sdist(self, sdist_directory: str, config_settings: Any) -> str: ...
+
+
+def _scikit_build() -> _Hooks:
+    """Imported only inside hooks: the commands below need no build environment."""
+    return cast(_Hooks, importlib.import_module("scikit_build_core.build"))
 
 
 def _requirements(base: list[str]) -> list[str]:
@@ -49,39 +66,27 @@ def _requirements(base: list[str]) -> list[str]:
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
-    from scikit_build_core import build
-
-    return _requirements(build.get_requires_for_build_wheel(config_settings))
+    return _requirements(_scikit_build().get_requires_for_build_wheel(config_settings))
 
 
 def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
-    from scikit_build_core import build
-
-    return _requirements(build.get_requires_for_build_editable(config_settings))
+    return _requirements(_scikit_build().get_requires_for_build_editable(config_settings))
 
 
 def get_requires_for_build_sdist(config_settings: Any = None) -> list[str]:
-    from scikit_build_core import build
-
-    return build.get_requires_for_build_sdist(config_settings)
+    return _scikit_build().get_requires_for_build_sdist(config_settings)
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
-    from scikit_build_core import build
-
-    return build.build_wheel(wheel_directory, config_settings, metadata_directory)
+    return _scikit_build().build_wheel(wheel_directory, config_settings, metadata_directory)
 
 
 def build_editable(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
-    from scikit_build_core import build
-
-    return build.build_editable(wheel_directory, config_settings, metadata_directory)
+    return _scikit_build().build_editable(wheel_directory, config_settings, metadata_directory)
 
 
 def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
-    from scikit_build_core import build
-
-    return build.build_sdist(sdist_directory, config_settings)
+    return _scikit_build().build_sdist(sdist_directory, config_settings)
 
 
 # ---- commands -----------------------------------------------------------------------------------

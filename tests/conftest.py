@@ -11,6 +11,9 @@ from atlas.weights.fetch import resolve_model
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--contract-backend", choices=("cpu", "cuda"), default="cpu", help="backend of tests/contract")
+    parser.addoption(
+        "--contract-report", help="file for a JSON summary of tests/contract: cases and worst error per op"
+    )
     parser.addoption("--model-backend", choices=("cpu", "cuda"), default="cpu", help="backend of tests/models")
     parser.addoption("--pack", help="folder written by `python -m tests.contract.pack`, for the cuda backend")
 

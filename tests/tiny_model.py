@@ -40,7 +40,10 @@ def tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray[Any, Any]
     def norm() -> np.ndarray[Any, Any]:
         return (1.0 + 0.1 * rng.standard_normal(hidden)).astype(np.float32)
 
-    result = {"model.embed_tokens.weight": rng.standard_normal((vocab, hidden)).astype(np.float32), "model.norm.weight": norm()}
+    result = {
+        "model.embed_tokens.weight": rng.standard_normal((vocab, hidden)).astype(np.float32),
+        "model.norm.weight": norm(),
+    }
     if not config["tie_word_embeddings"]:
         result["lm_head.weight"] = 3.0 * matrix(vocab, hidden)
     for i in range(config["num_hidden_layers"]):

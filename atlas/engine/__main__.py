@@ -108,11 +108,9 @@ def load(config: EngineConfig, channel: Channel) -> Engine:
     started = time.perf_counter()
     # Imported here: NumPy and the extension take longer to load than the socket takes to connect.
     from atlas.runtime.runner import Runner, RunnerOptions
-    from atlas.tokenizer import Tokenizer
     from atlas.weights import open_checkpoint
 
     with open_checkpoint(Path(config.model)) as checkpoint:
-        eos_token_ids = Tokenizer.from_checkpoint(checkpoint).eos_token_ids
         opened = time.perf_counter() - started
         options = RunnerOptions(
             backend=config.backend,
@@ -132,11 +130,10 @@ def load(config: EngineConfig, channel: Channel) -> Engine:
             reason=runner.choice.reason,
             max_context=runner.max_context,
             vocab_size=runner.config.shape.vocab_size,
-            eos_token_ids=list(eos_token_ids),
             ledger=[("open checkpoint", opened), *runner.ledger],
         )
     )
-    return Engine(runner, eos_token_ids)
+    return Engine(runner)
 
 
 def serve(channel: Channel, engine: Engine) -> None:

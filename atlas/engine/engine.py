@@ -21,9 +21,9 @@ _log = logging.getLogger(__name__)
 class Engine:
     """Serves sequences with one runner. Not thread-safe: its owner calls it from one loop."""
 
-    def __init__(self, runner: Runner, eos_token_ids: tuple[int, ...] = ()) -> None:
+    def __init__(self, runner: Runner) -> None:
         limits = runner.limits
-        self.runner, self.eos_token_ids = runner, frozenset(eos_token_ids)
+        self.runner = runner
         self.pool = BlockPool(limits.n_blocks)
         max_seqs = min(limits.n_seqs, limits.n_logits)
         self.scheduler = Scheduler(self.pool, limits.n_rows, max_seqs, limits.n_slots)
@@ -97,7 +97,7 @@ class Engine:
         sequence.last_token_on_device = True
         reason: FinishReason | None = None
         params = sequence.sampling
-        if token in params.stop_token_ids or (token in self.eos_token_ids and not params.ignore_eos):
+        if token in params.stop_token_ids:
             reason = "stop"
         elif sequence.generated >= params.max_tokens or len(sequence.tokens) >= self.runner.max_context:
             reason = "length"

@@ -28,8 +28,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: with the position of the token it is the whole state of the random choice, so the same
         seed gives the same text whatever else runs.
     max_tokens: upper bound on generated tokens, at least 1.
-    stop_token_ids: end the request; the id itself counts as generated and is reported.
-    ignore_eos: the model's own end ids do not stop the request; `stop_token_ids` still do.
+    stop_token_ids: end the request; the id itself counts as generated and is reported. The model's own
+        end ids are among them unless the client asked to ignore those: the engine knows no others.
     """
 
     max_tokens: int
@@ -38,7 +38,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_p: float = 1.0
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
 
 
 # ---- API process -> engine process -------------------------------------------------------------
@@ -88,7 +87,6 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The engine serves.
 
     max_context: longest prompt + generated tokens of one sequence.
-    eos_token_ids: ids that end a sequence unless `ignore_eos`.
     kernel_set, reason: which kernel set runs and why it was chosen.
     ledger: (stage, seconds) in order.
     """
@@ -98,7 +96,6 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     reason: str
     max_context: int
     vocab_size: int
-    eos_token_ids: list[int]
     ledger: list[tuple[str, float]]
 
 

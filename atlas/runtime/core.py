@@ -21,7 +21,7 @@ from atlas.runtime.step import STEP_VERSION, SYMBOLS
 def extension() -> Any:
     """The compiled module. Raises AtlasError when this install has none or an older one."""
     try:
-        from atlas import _core
+        from atlas import _core  # type: ignore[attr-defined, unused-ignore]
     except ImportError as error:
         _core = _installed_extension(error)
     if (_core.CORE_ABI, _core.STEP_VERSION) != (manifest.CORE_ABI, STEP_VERSION):

@@ -36,7 +36,13 @@ async def chat_completions(http: Request, service: Service) -> Response:
     headers = service.report_ignored(ignored)
     service.check_model(request.model)
     frontend, ready = serving.frontend, serving.ready
-    sampling = check(request, frontend.defaults, vocab_size=ready.vocab_size, seed=service.config.seed)
+    sampling = check(
+        request,
+        frontend.defaults,
+        ends=frontend.tokenizer.eos_token_ids,
+        vocab_size=ready.vocab_size,
+        seed=service.config.seed,
+    )
     prompt = await frontend.chat_prompt(request.messages, ready.max_context, len(body))
     jobs, notes = make_jobs([prompt], sampling, ready.max_context)
     return await respond(http, service, serving, request, jobs, FORMAT, headers | notes)

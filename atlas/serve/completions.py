@@ -39,7 +39,11 @@ async def completions(http: Request, service: Service) -> Response:
     service.check_model(request.model)
     ready = serving.ready
     sampling = check(
-        request, serving.frontend.defaults, vocab_size=ready.vocab_size, seed=service.config.seed
+        request,
+        serving.frontend.defaults,
+        ends=serving.frontend.tokenizer.eos_token_ids,
+        vocab_size=ready.vocab_size,
+        seed=service.config.seed,
     )
     parts = _split(request.prompt)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -61,9 +61,18 @@ class SamplingRequest(msgspec.Struct, frozen=True):
 
 
 def check(
-    request: ChatRequest | CompletionRequest, defaults: SamplingDefaults, *, vocab_size: int, seed: int | None
+    request: ChatRequest | CompletionRequest,
+    defaults: SamplingDefaults,
+    *,
+    ends: Sequence[int],
+    vocab_size: int,
+    seed: int | None,
 ) -> SamplingRequest:
-    """Raises ApiError 400 naming the field. `seed` is the server's own, for requests without one."""
+    """Raises ApiError 400 naming the field.
+
+    ends: the model's own end ids, which stop a request unless it says `ignore_eos`.
+    seed: the server's own, for requests without one.
+    """
     temperature = _or(request.temperature, defaults.temperature)
     _within("temperature", temperature, 0, MAX_TEMPERATURE)
     top_p = _or(request.top_p, defaults.top_p)
@@ -81,8 +90,7 @@ def check(
         top_p=top_p,
         top_k=min(max(top_k, 0), vocab_size),
         seed=_seed(request.seed, seed),
-        stop_token_ids=tuple(stop_ids),
-        ignore_eos=bool(request.ignore_eos),
+        stop_token_ids=tuple(sorted({*stop_ids, *(() if request.ignore_eos else ends)})),
     )
     return SamplingRequest(params, _stops(request.stop), _max_tokens(request))
 

@@ -8,6 +8,7 @@ By default every instruction-set level of the CPU that this machine can run. On 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,11 @@ class Device:
         self.name, self.make, self.kernels = name, make, kernels
 
     def check(self, case: Case, given: dict[str, np.ndarray[Any, Any]]) -> float:
-        return harness.check(self.make(), self.kernels, case, given)
+        ratio = harness.check(self.make(), self.kernels, case, given)
+        entry = _report.setdefault(self.name, {}).setdefault(case.op, {"cases": 0, "worst_error_over_tolerance": 0.0})
+        entry["cases"] += 1
+        entry["worst_error_over_tolerance"] = max(entry["worst_error_over_tolerance"], round(ratio, 4))
+        return ratio
 
     def run(self, case: Case, given: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         """Operands after the run."""
@@ -47,7 +52,8 @@ def cuda_device(pack: Path) -> Device:
         (pack / "manifest.json").read_text(), (pack / "images.bin").read_bytes(), str(pack)
     )
     kernels = {kernel.name: kernel for s in document.sets for kernel in s.kernels}
-    return Device(document.sets[0].name, lambda: core.cuda_backend(images), kernels)
+    name = f"{document.sets[0].hardware} for {document.sets[0].arch}"
+    return Device(name, lambda: core.cuda_backend(images), kernels)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -60,6 +66,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 _devices: dict[str, Device] = {}
+_report: dict[str, dict[str, dict[str, float]]] = {}
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write what was checked, by device and op, where `--contract-report` says."""
+    path = session.config.getoption("--contract-report")
+    if path:
+        Path(path).write_text(json.dumps(_report, indent=1, sort_keys=True))
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def case(op: str, dtypes: str | Mapping[str, str], note: str = "", /, **sizes: i
     """A case from keyword sizes. `dtypes`: one type for every operand that has a choice, or by operand."""
     contract = OPS[op]
     choices = [operand.name for operand in contract.operands if len(operand.dtypes) > 1]
-    given = {name: dtypes for name in choices} if isinstance(dtypes, str) else dict(dtypes)
+    given = dict.fromkeys(choices, dtypes) if isinstance(dtypes, str) else dict(dtypes)
     return Case(
         op,
         tuple((name, given[name]) for name in choices),
@@ -138,10 +138,10 @@ def run(
     programs, limits = programs_of(case)
     launch = programs.forward.launches[0]
     entry = kernels.get(launch.key.name()) or kernels.get(launch.key.signature())
-    layout = {o.name: LAYOUTS[(entry.layouts if entry else {}).get(o.name, "row_major")] for o in case.contract.operands}
-    physical = {
-        name: layout[name].nbytes(case.shape(name), NUMPY[case.dtype(name)].itemsize) for name in layout
+    layout = {
+        o.name: LAYOUTS[(entry.layouts if entry else {}).get(o.name, "row_major")] for o in case.contract.operands
     }
+    physical = {name: layout[name].nbytes(case.shape(name), NUMPY[case.dtype(name)].itemsize) for name in layout}
     plan = memory_plan.plan(programs, limits, physical)
     bound = BoundProgram(programs.forward, programs.buffers, plan, limits, kernels)
 

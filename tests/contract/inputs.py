@@ -36,7 +36,9 @@ def paged(case: Case, rng: np.random.Generator) -> dict[str, Array]:
         table[seq, : needed[seq]] = pool[taken : taken + needed[seq]]
         taken += needed[seq]
     row_seq = np.repeat(np.arange(seqs), counts)
-    position = np.concatenate([np.arange(length - count, length) for length, count in zip(lengths, counts, strict=True)])
+    position = np.concatenate(
+        [np.arange(length - count, length) for length, count in zip(lengths, counts, strict=True)]
+    )
     return {
         "row_seq": row_seq.astype(np.int32),
         "row_position": position.astype(np.int32),

@@ -49,4 +49,3 @@ def test_row_does_not_depend_on_the_batch(device, types, rng) -> None:
             x = given["x"][begin : begin + rows]
             actual = device.run(part, {"x": x, "weight": given["weight"]})["out"][:rows]
             assert actual.tobytes() == expected[begin : begin + rows].tobytes(), f"{rows} rows from {begin}"
-

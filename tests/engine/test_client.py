@@ -75,7 +75,7 @@ def _alive(pid: int) -> bool:
 
 
 def params(seed: int = 0, max_tokens: int = 100) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, seed=seed)
+    return SamplingParams(max_tokens=max_tokens, seed=seed, stop_token_ids=(2, 3))
 
 
 async def whole(client: EngineClient, **options: Any) -> tuple[list[int], SequenceOutput]:

@@ -23,12 +23,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model.write(tmp_path_factory.mktemp("tiny"))
 
 
-def make(model: Path, eos: tuple[int, ...] = (), **options: object) -> Engine:
+def make(model: Path, **options: object) -> Engine:
     with open_checkpoint(model) as checkpoint:
         runner = Runner.load(
             checkpoint, RunnerOptions(backend="reference", quant="f32", **{"max_seqs": 8, "max_rows": 64, **options})
         )
-    return Engine(runner, eos)
+    return Engine(runner)
 
 
 def finish(engine: Engine) -> dict[str, tuple[list[int], str | None]]:
@@ -93,19 +93,17 @@ def test_seeds_reproduce_and_differ(model: Path) -> None:
     assert runs[0] == runs[1] and runs[0] != runs[2] and runs[2] != runs[3]
 
 
-def test_the_end_of_turn_stops_unless_it_is_ignored(model: Path) -> None:
+def test_a_stop_id_ends_a_request_and_is_reported(model: Path) -> None:
     prompt = prompts(1)[0]
     tokens = alone(model, prompt, GREEDY)
     end = tokens[4]
     first = tokens.index(end)
-    engine = make(model, eos=(end,))
-    engine.add("stops", prompt, GREEDY)
-    engine.add("ignores", prompt, SamplingParams(max_tokens=12, ignore_eos=True))
-    engine.add("own", prompt, SamplingParams(max_tokens=12, ignore_eos=True, stop_token_ids=(end,)))
+    engine = make(model)
+    engine.add("stops", prompt, SamplingParams(max_tokens=12, stop_token_ids=(319, end)))
+    engine.add("runs on", prompt, GREEDY)
     results = finish(engine)
     assert results["stops"] == (tokens[: first + 1], "stop")
-    assert results["ignores"] == (tokens, "length")
-    assert results["own"] == (tokens[: first + 1], "stop")
+    assert results["runs on"] == (tokens, "length")
 
 
 def test_the_context_is_filled_to_the_last_token(model: Path) -> None:

@@ -75,7 +75,9 @@ def test_bf16_logits(bf16: Runner, oracle: dict[str, np.ndarray[Any, Any]], name
 
 def greedy_oracle(oracle: dict[str, np.ndarray[Any, Any]]) -> tuple[list[list[int]], list[list[int]]]:
     indices = range(len(GREEDY_PROMPTS))
-    return [oracle[f"greedy.{i}.ids"].tolist() for i in indices], [oracle[f"greedy.{i}.tokens"].tolist() for i in indices]
+    return [oracle[f"greedy.{i}.ids"].tolist() for i in indices], [
+        oracle[f"greedy.{i}.tokens"].tolist() for i in indices
+    ]
 
 
 @pytest.mark.parametrize("together", [1, 8])

@@ -84,7 +84,7 @@ class Engine:
         ledger = [(stage, 0.01) for stage in script.stages]
         self.send(
             messages.Ready(
-                "scripted", "none", "a test", script.max_context, script.vocab_size, [2, 3], ledger
+                "scripted", "none", "a test", script.max_context, script.vocab_size, ledger
             )
         )
         while True:
@@ -107,7 +107,7 @@ class Engine:
 
     async def follow(self, request_id: str, behaviour: Behaviour, sampling: messages.SamplingParams) -> None:
         done = 0
-        ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {2, 3})
+        ends = set(sampling.stop_token_ids)
         while True:
             await asyncio.sleep(behaviour.delay)
             ids: list[int] = []

@@ -138,7 +138,9 @@ def test_sampling_reaches_the_engine(shared: RunningServer) -> None:
         extra_body={"top_k": 3, "stop_token_ids": [9], "ignore_eos": True},
     )
     expected = {"max_tokens": 506, "temperature": 0.25, "top_k": 3, "top_p": 0.5, "seed": 7}
-    assert last_sampling(shared) == {**expected, "stop_token_ids": [9], "ignore_eos": True}
+    assert last_sampling(shared) == {**expected, "stop_token_ids": [9]}
+    ask(shared, extra_body={"stop_token_ids": [9]})
+    assert last_sampling(shared)["stop_token_ids"] == [2, 3, 9]
 
 
 def test_defaults_are_the_models(shared: RunningServer) -> None:

@@ -13,7 +13,13 @@ SMOLLM2 = json.loads((KERNELS / "models" / "smollm2-135m.json").read_text())
 
 
 def test_a_fine_tune_has_the_same_shape_whatever_it_calls_itself() -> None:
-    tuned = {**SMOLLM2, "_name_or_path": "someone/else", "torch_dtype": "float16", "rope_theta": 5e5, "num_hidden_layers": 2}
+    tuned = {
+        **SMOLLM2,
+        "_name_or_path": "someone/else",
+        "torch_dtype": "float16",
+        "rope_theta": 5e5,
+        "num_hidden_layers": 2,
+    }
     assert shape(tuned).hash() == shape(SMOLLM2).hash()
 
 
@@ -21,7 +27,9 @@ def test_eps_as_fp32_and_as_decimal_are_one_shape() -> None:
     assert shape({**SMOLLM2, "rms_norm_eps": 9.999999747378752e-06}).hash() == shape(SMOLLM2).hash()
 
 
-@pytest.mark.parametrize("field", ["hidden_size", "intermediate_size", "num_attention_heads", "vocab_size", "rms_norm_eps"])
+@pytest.mark.parametrize(
+    "field", ["hidden_size", "intermediate_size", "num_attention_heads", "vocab_size", "rms_norm_eps"]
+)
 def test_every_constant_changes_the_hash(field: str) -> None:
     changed = {**SMOLLM2, field: SMOLLM2[field] * 3}
     assert shape(changed).hash() != shape(SMOLLM2).hash()

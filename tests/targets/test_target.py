@@ -52,7 +52,10 @@ def test_names_lists_and_patterns_select(tree: Path) -> None:
     cpu = ["cpu/*/f32", "cpu/*/bf16"]
     assert pick(tree, hw="card", model="small") == [*cpu, "card/small/bf16"]
     assert pick(tree, hw="card,other", model="s*", quant="bf16") == [*cpu, "card/small/bf16", "other/small/bf16"]
-    assert pick(tree, hw="*", model="*") == [*cpu, *(f"{h}/{m}/bf16" for h in ("card", "other") for m in ("large", "small"))]
+    assert pick(tree, hw="*", model="*") == [
+        *cpu,
+        *(f"{h}/{m}/bf16" for h in ("card", "other") for m in ("large", "small")),
+    ]
     assert pick(tree, hw="cpu") == cpu
 
 
@@ -61,7 +64,10 @@ def test_names_lists_and_patterns_select(tree: Path) -> None:
     [
         ({"hw": "cart"}, "ATLAS_TARGET_HW: unknown name 'cart'; accepted: card, cpu, other; nearest: card"),
         ({"hw": "base"}, "ATLAS_TARGET_HW: unknown name 'base'"),
-        ({"hw": "card", "model": "smal"}, "ATLAS_TARGET_MODEL: unknown name 'smal'; accepted: large, small; nearest: small"),
+        (
+            {"hw": "card", "model": "smal"},
+            "ATLAS_TARGET_MODEL: unknown name 'smal'; accepted: large, small; nearest: small",
+        ),
         ({"hw": "card", "quant": "fp8"}, "ATLAS_TARGET_QUANT: unknown name 'fp8'; accepted: bf16, f32"),
         ({"hw": "card", "quant": "f32"}, "no target matches; accepted: card has quants bf16"),
     ],
@@ -126,7 +132,7 @@ def test_tuning_comes_from_the_nearest_file(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('\nmultiprocesors = 3\n', "unknown key 'multiprocesors'.*nearest: multiprocessors"),
+        ("\nmultiprocesors = 3\n", "unknown key 'multiprocesors'.*nearest: multiprocessors"),
         ('\ninherits = "nothing"\n', "inherits 'nothing'"),
         ('\ninherits = "card"\n', "a circle"),
         ("\nkind = 3\n", "not valid TOML|kind is 3"),
