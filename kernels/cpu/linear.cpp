@@ -22,23 +22,20 @@ weight = "panel16"
 namespace atlas {
 namespace {
 
-// Register tiles. "Wide" ones are for blocks of few rows, where more panels give enough chains.
-struct TileShape {
-  int rows, panels;
-};
-#if defined(__AVX512F__)  // 32 registers of 16 lanes
-constexpr TileShape kWide = {3, 4}, kTall = {8, 2};
-#elif defined(__AVX2__)     // 16 registers of 8 lanes
-constexpr TileShape kWide = {3, 2}, kTall = {6, 1};
-#elif defined(__aarch64__)  // 32 registers of 4 lanes
-constexpr TileShape kWide = {2, 2}, kTall = {5, 1};
-#else                       // 16 registers of 4 lanes
-constexpr TileShape kWide = {1, 2}, kTall = {2, 1};
+// Rows and panels of the register tile, by the registers of the level.
+#if defined(__AVX512F__)  // of 32 with 16 lanes, 24 hold sums
+constexpr int kTileRows = 6, kTilePanels = 4;
+#elif defined(__AVX2__)     // of 16 with 8 lanes, 12
+constexpr int kTileRows = 3, kTilePanels = 2;
+#elif defined(__aarch64__)  // of 32 with 4 lanes, 16
+constexpr int kTileRows = 2, kTilePanels = 2;
+#else                       // of 16 with 4 lanes, 8
+constexpr int kTileRows = 2, kTilePanels = 1;
 #endif
 
 constexpr int64_t kBlockRows = 64;
 constexpr int64_t kStretch = 1024;
-constexpr int64_t kSumsStride = kWide.panels * kLanes;  // the wider of the two
+constexpr int64_t kSumsStride = kTilePanels * kLanes;
 
 // What a tile works on: `k` columns of x from `x`, and of each panel. Partial sums of earlier
 // columns are in `sums`, kSumsStride floats a row, unless `first`.
@@ -46,14 +43,15 @@ template <class Weight>
 struct Tile {
   const float* x;
   int64_t x_stride;
-  const Weight* panel[kWide.panels];
+  const Weight* panel[kTilePanels];
   int64_t k;
   float* sums;
   bool first;
 };
 
-template <int rows, int panels, class Weight>
+template <int rows, class Weight>
 void accumulate(const Tile<Weight>& tile) {
+  constexpr int panels = kTilePanels;
   F32x16 sum[rows][panels];
   const float* x[rows];
   const Weight* weight[panels];
@@ -78,43 +76,22 @@ void accumulate(const Tile<Weight>& tile) {
 }
 
 // accumulate() with `rows` as a compile-time constant, 1..max_rows.
-template <int max_rows, int panels, class Weight>
+template <int max_rows, class Weight>
 ATLAS_INLINE void accumulate_rows(int64_t rows, const Tile<Weight>& tile) {
-  if (rows == max_rows) return accumulate<max_rows, panels>(tile);
-  if constexpr (max_rows > 1) accumulate_rows<max_rows - 1, panels>(rows, tile);
+  if (rows == max_rows) return accumulate<max_rows>(tile);
+  if constexpr (max_rows > 1) accumulate_rows<max_rows - 1>(rows, tile);
 }
 
-// One block of rows times panels [begin, end): for each group of panels, each stretch of k, all row
-// tiles. The rows are spread evenly over the tiles.
-template <TileShape const& shape, class Weight, class Out>
-void multiply_block(const float* x, int64_t rows, const Weight* weight, Range panels, int64_t n,
-                    int64_t k, float* sums, Out* out) {
-  Tile<Weight> tile;
-  tile.x_stride = k;
-  for (int64_t first = panels.begin; first < panels.end; first += shape.panels) {
-    for (int64_t from = 0; from < k; from += kStretch) {
-      for (int p = 0; p < shape.panels; ++p) {
-        // Past the end the last panel stands in; its sums are not stored.
-        tile.panel[p] = weight + (min64(first + p, panels.end - 1) * k + from) * kLanes;
-      }
-      tile.k = min64(kStretch, k - from);
-      tile.first = from == 0;
-      int64_t tiles = ceil_div(rows, shape.rows);
-      for (int64_t r = 0; r < rows;) {
-        const int64_t count = ceil_div(rows - r, tiles--);
-        tile.x = x + r * k + from;
-        tile.sums = sums + r * kSumsStride;
-        accumulate_rows<shape.rows, shape.panels>(count, tile);
-        r += count;
-      }
-    }
-    const int64_t column = first * kLanes, last = min64(n, panels.end * kLanes);
-    for (int64_t r = 0; r < rows; ++r) {
-      const float* from = sums + r * kSumsStride;
-      Out* to = out + r * n + column;
-      for_lanes(min64(shape.panels * kLanes, last - column),
-                [&](int64_t i, auto count) { store(to + i, load(from + i, count), count); });
-    }
+// All rows of a block, spread evenly over tiles; `tile` is the first one's place.
+template <class Weight>
+void accumulate_block(int64_t rows, Tile<Weight> tile) {
+  int64_t tiles = ceil_div(rows, kTileRows);
+  while (rows > 0) {
+    const int64_t count = ceil_div(rows, tiles--);
+    accumulate_rows<kTileRows>(count, tile);
+    tile.x += count * tile.x_stride;
+    tile.sums += count * kSumsStride;
+    rows -= count;
   }
 }
 
@@ -125,18 +102,66 @@ ATLAS_INLINE const float* widened(const Bf16* x, int64_t n, float* to) {
   return to;
 }
 
+// Where registers are few, widening bf16 weights anew for each row tile takes as long as using
+// them: blocks of more than 3 tiles then work from a copy, by the same arithmetic.
+constexpr bool kCopiesWeights = kParts > 1;
+constexpr int64_t kWeightCopy = kCopiesWeights ? kTilePanels * kStretch * kLanes : 0;
+
+void accumulate_block_widened(int64_t, const Tile<float>&, float*) {}  // never wanted
+void accumulate_block_widened(int64_t rows, const Tile<Bf16>& tile, float* copy) {
+  Tile<float> wide = {tile.x, tile.x_stride, {}, tile.k, tile.sums, tile.first};
+  for (int p = 0; p < kTilePanels; ++p) {
+    wide.panel[p] = widened(tile.panel[p], tile.k * kLanes, copy + p * kStretch * kLanes);
+  }
+  accumulate_block(rows, wide);
+}
+
+// A worker's scratch.
+struct Scratch {
+  float* sums;         // kBlockRows * kSumsStride
+  float* weight_copy;  // kWeightCopy, only for bf16
+  float* x_copy;       // a block of rows, only for bf16
+};
+
+// One block of rows times panels [begin, end): for each group of panels, each stretch of k.
+template <class Weight, class Out>
+void multiply_block(const float* x, int64_t rows, const Weight* weight, Range panels, int64_t n,
+                    int64_t k, const Scratch& scratch, Out* out) {
+  const bool copies = kCopiesWeights && sizeof(Weight) < sizeof(float) && rows > 3 * kTileRows;
+  for (int64_t first = panels.begin; first < panels.end; first += kTilePanels) {
+    for (int64_t from = 0; from < k; from += kStretch) {
+      Tile<Weight> tile = {x + from, k, {}, min64(kStretch, k - from), scratch.sums, from == 0};
+      for (int p = 0; p < kTilePanels; ++p) {
+        // Past the end the last panel stands in; its sums are not stored.
+        tile.panel[p] = weight + (min64(first + p, panels.end - 1) * k + from) * kLanes;
+      }
+      if (copies) {
+        accumulate_block_widened(rows, tile, scratch.weight_copy);
+      } else {
+        accumulate_block(rows, tile);
+      }
+    }
+    const int64_t column = first * kLanes, last = min64(n, panels.end * kLanes);
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* from = scratch.sums + r * kSumsStride;
+      Out* to = out + r * n + column;
+      for_lanes(min64(kTilePanels * kLanes, last - column),
+                [&](int64_t i, auto count) { store(to + i, load(from + i, count), count); });
+    }
+  }
+}
+
 // Rows of a block: fewer where the widened copy of x would exceed a share of L3.
 ATLAS_INLINE int64_t block_rows(int64_t k) {
   constexpr int64_t kCopyFloats = int64_t{1} << 20;
-  return max64(kTall.rows, min64(kBlockRows, kCopyFloats / k));
+  return max64(kTileRows, min64(kBlockRows, kCopyFloats / k));
 }
 
-// Partial sums of a block and, for bf16, its x as fp32.
 template <class X>
 size_t scratch(const CpuLaunch& launch) {
   const int64_t k = launch.integer(1), sums = kBlockRows * kSumsStride;
-  const int64_t copy = sizeof(X) == sizeof(float) ? 0 : block_rows(k) * k;
-  return static_cast<size_t>(sums + copy) * sizeof(float);
+  const int64_t copies = sizeof(X) == sizeof(float) ? 0 : kWeightCopy + block_rows(k) * k;
+  return static_cast<size_t>(sums + copies) * sizeof(float);
 }
 
 template <class X, class Weight, class Out>
@@ -148,20 +173,16 @@ void linear(const CpuLaunch& launch) {
   if (rows == 0) return;
 
   auto* sums = reinterpret_cast<float*>(launch.scratch);
-  float* x_copy = sums + kBlockRows * kSumsStride;
+  float* weight_copy = sums + kBlockRows * kSumsStride;
+  const Scratch scratch = {sums, weight_copy, weight_copy + kWeightCopy};
   // Blocks of equal height.
   const int64_t height = ceil_div(rows, ceil_div(rows, block_rows(k)));
 
   partition_2d(launch, ceil_div(rows, height), ceil_div(n, kLanes), 1,
                [&](int64_t block, int64_t begin, int64_t end) {
                  const int64_t first = block * height, count = min64(height, rows - first);
-                 const float* from = widened(x + first * k, count * k, x_copy);
-                 const Range panels = {begin, end};
-                 if (count <= kWide.rows) {
-                   multiply_block<kWide>(from, count, weight, panels, n, k, sums, out + first * n);
-                 } else {
-                   multiply_block<kTall>(from, count, weight, panels, n, k, sums, out + first * n);
-                 }
+                 const float* from = widened(x + first * k, count * k, scratch.x_copy);
+                 multiply_block(from, count, weight, {begin, end}, n, k, scratch, out + first * n);
                });
 }
 

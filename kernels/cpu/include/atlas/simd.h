@@ -5,7 +5,11 @@
 // widen to fp32 exactly, stores round to nearest even.
 #pragma once
 
-#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include <type_traits>
 #include <utility>
 
 #include "atlas/kernel.h"
@@ -31,6 +35,7 @@ constexpr int kParts = kLanes / kNativeLanes;
 using NativeF32 = float __attribute__((vector_size(kNativeLanes * 4)));
 using NativeI32 = int32_t __attribute__((vector_size(kNativeLanes * 4)));
 using NativeU32 = uint32_t __attribute__((vector_size(kNativeLanes * 4)));
+using NativeU64 = uint64_t __attribute__((vector_size(kNativeLanes * 4)));
 using NativeU16 = uint16_t __attribute__((vector_size(kNativeLanes * 2)));
 
 struct Bf16 {
@@ -119,23 +124,52 @@ ATLAS_INLINE Mask16 first_lanes(int64_t count) {
   return r;
 }
 
+#if defined(__clang__)
+#define ATLAS_SHUFFLE(Indices, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define ATLAS_SHUFFLE(Indices, a, b, ...) __builtin_shuffle(a, b, Indices{__VA_ARGS__})
+#endif
+
 // Memory. No alignment is needed; the `count` forms touch only the first `count` < 16 elements.
 
 ATLAS_INLINE F32x16 load(const float* from) {
   F32x16 r;
-  __builtin_memcpy(&r, from, sizeof(r));
-  return r;
-}
-ATLAS_INLINE F32x16 load(const Bf16* from) {
-  F32x16 r;
   for (int i = 0; i < kParts; ++i) {
-    NativeU16 bits;
-    __builtin_memcpy(&bits, from + i * kNativeLanes, sizeof(bits));
-    r.part[i] = bit_cast<NativeF32>(__builtin_convertvector(bits, NativeU32) << 16);
+    __builtin_memcpy(&r.part[i], from + i * kNativeLanes, sizeof(NativeF32));
   }
   return r;
 }
-ATLAS_INLINE void store(float* to, F32x16 value) { __builtin_memcpy(to, &value, sizeof(value)); }
+// The bits of a bf16 are the upper half of its fp32's. __builtin_convertvector would say it too,
+// but GCC 12 makes four instructions of what is one here.
+ATLAS_INLINE NativeF32 load_part(const Bf16* from) {
+#if defined(__AVX512F__)
+  __m256i half;
+  __builtin_memcpy(&half, from, sizeof(half));
+  // Not the form without a mask: GCC 12 warns about its unused operand.
+  const auto bits = bit_cast<NativeU32>(_mm512_maskz_cvtepu16_epi32(0xffff, half)) << 16;
+#elif defined(__AVX2__)
+  __m128i half;
+  __builtin_memcpy(&half, from, sizeof(half));
+  const auto bits = bit_cast<NativeU32>(_mm256_cvtepu16_epi32(half)) << 16;
+#else
+  using Words = uint16_t __attribute__((vector_size(16)));
+  uint64_t half;
+  __builtin_memcpy(&half, from, sizeof(half));
+  const Words words = bit_cast<Words>(NativeU64{half, 0});
+  const Words bits = ATLAS_SHUFFLE(Words, Words{}, words, 0, 8, 1, 9, 2, 10, 3, 11);
+#endif
+  return bit_cast<NativeF32>(bits);
+}
+ATLAS_INLINE F32x16 load(const Bf16* from) {
+  F32x16 r;
+  for (int i = 0; i < kParts; ++i) r.part[i] = load_part(from + i * kNativeLanes);
+  return r;
+}
+ATLAS_INLINE void store(float* to, F32x16 value) {
+  for (int i = 0; i < kParts; ++i) {
+    __builtin_memcpy(to + i * kNativeLanes, &value.part[i], sizeof(NativeF32));
+  }
+}
 ATLAS_INLINE void store(Bf16* to, F32x16 value) {
   for (int i = 0; i < kParts; ++i) {
     const NativeU32 bits = bit_cast<NativeU32>(value.part[i]);
@@ -194,20 +228,14 @@ ATLAS_INLINE float largest(F32x16 value) {
   return fold(value, [](float a, float b) { return a > b ? a : b; });
 }
 
-#if defined(__clang__)
-#define ATLAS_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define ATLAS_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, NativeI32{__VA_ARGS__})
-#endif
-
 // Index of lane i of the result of add_halves: groups of 2 * half lanes, their low (or high) half.
 constexpr int half_index(int i, int half, bool high) {
   return i / half * 2 * half + i % half + (high ? half : 0);
 }
 template <int half, int... i>
 ATLAS_INLINE NativeF32 add_halves(NativeF32 a, NativeF32 b, std::integer_sequence<int, i...>) {
-  return ATLAS_SHUFFLE(a, b, half_index(i, half, false)...) +
-         ATLAS_SHUFFLE(a, b, half_index(i, half, true)...);
+  return ATLAS_SHUFFLE(NativeI32, a, b, half_index(i, half, false)...) +
+         ATLAS_SHUFFLE(NativeI32, a, b, half_index(i, half, true)...);
 }
 // Sums of groups: `rows` holds 2 * half vectors; the result has one lane per vector (and group).
 template <int half>
