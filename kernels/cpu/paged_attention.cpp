@@ -32,9 +32,10 @@ struct Heads {
 // One query: a row's head, padded, and its online softmax.
 struct Query {
   float* q;
-  float* sum;     // weighted sum of V so far, relative to `largest`
-  float largest;  // largest score so far
-  F32x16 weight;  // sum of weights so far, by place in a block
+  float* sum;            // weighted sum of V so far, relative to `largest`
+  float largest;         // largest score so far
+  F32x16 total;          // sum of weights so far, by place in a block
+  float weight[kLanes];  // of the current block's tokens
 };
 
 // A block of K or V as fp32 rows of `padded`, zero beyond head_dim: itself, or a copy. Tokens that
@@ -65,45 +66,67 @@ ATLAS_INLINE F32x16 scores(const float* q, const float* keys, int64_t padded) {
   return sum_each(partial);
 }
 
-// sum = sum * scale + weights . values, for `width` vectors of columns.
-template <int width>
-ATLAS_INLINE void add_values(float* sum, float scale, const float* weights, const float* values,
-                             int64_t tokens, int64_t padded) {
-  F32x16 acc[width];
-  for (int i = 0; i < width; ++i) acc[i] = load(sum + i * kLanes) * splat(scale);
-  for (int64_t t = 0; t < tokens; ++t) {
-    const F32x16 w = splat(weights[t]);
-    for (int i = 0; i < width; ++i) acc[i] = acc[i] + w * load(values + t * padded + i * kLanes);
+// Scores of `tokens` tokens to weights relative to the largest score so far.
+void weigh(Query& query, F32x16 scores, int64_t tokens, int64_t padded) {
+  scores = select(first_lanes(tokens), scores, splat(-__builtin_inff()));
+  const float top = largest(scores);
+  if (top > query.largest) {
+    const F32x16 shrink = exp(splat(query.largest - top));
+    for (int64_t i = 0; i < padded; i += kLanes) store(query.sum + i, load(query.sum + i) * shrink);
+    query.total = query.total * shrink;
+    query.largest = top;
   }
-  for (int i = 0; i < width; ++i) store(sum + i * kLanes, acc[i]);
+  const F32x16 weights = exp(scores - splat(query.largest));
+  query.total = query.total + weights;
+  store(query.weight, weights);
 }
 
-// Takes `tokens` tokens of a block into a query's softmax.
-void absorb(Query& query, const float* keys, const float* values, int64_t tokens, float scale,
-            int64_t padded) {
-  const F32x16 seen = select(first_lanes(tokens), scores(query.q, keys, padded) * splat(scale),
-                             splat(-__builtin_inff()));
-  const float top = largest(seen);
-  const float now = top > query.largest ? top : query.largest;
-  float shrink = 1.0f;
-  if (now != query.largest) {
-    float lanes[kLanes];
-    store(lanes, exp(splat(query.largest - now)));
-    shrink = lanes[0];
+// sum += weights . values, for `n` queries and `width` vectors of columns from `column` on.
+template <int n, int width>
+ATLAS_INLINE void add_columns(const Query* queries, const float* values, int64_t column,
+                              int64_t tokens, int64_t padded) {
+  F32x16 acc[n][width];
+  for (int q = 0; q < n; ++q) {
+    for (int i = 0; i < width; ++i) acc[q][i] = load(queries[q].sum + column + i * kLanes);
   }
-  const F32x16 weights = exp(seen - splat(now));
-  float by_token[kLanes];
-  store(by_token, weights);
-  query.weight = query.weight * splat(shrink) + weights;
-  query.largest = now;
+  for (int64_t t = 0; t < tokens; ++t) {
+    F32x16 v[width];
+    for (int i = 0; i < width; ++i) v[i] = load(values + t * padded + column + i * kLanes);
+    for (int q = 0; q < n; ++q) {
+      const F32x16 w = splat(queries[q].weight[t]);
+      for (int i = 0; i < width; ++i) acc[q][i] = acc[q][i] + w * v[i];
+    }
+  }
+  for (int q = 0; q < n; ++q) {
+    for (int i = 0; i < width; ++i) store(queries[q].sum + column + i * kLanes, acc[q][i]);
+  }
+}
+
+template <int n>
+void add_values(const Query* queries, const float* values, int64_t tokens, int64_t padded) {
   constexpr int kWidth = 4;
+  int64_t column = 0;
+  for (; column + kWidth * kLanes <= padded; column += kWidth * kLanes) {
+    add_columns<n, kWidth>(queries, values, column, tokens, padded);
+  }
+  for (; column < padded; column += kLanes) {
+    add_columns<n, 1>(queries, values, column, tokens, padded);
+  }
+}
+
+// Takes one block into the softmax of `n` queries that see its first `tokens` tokens. In phases, so
+// that the queries' long chains of dependent instructions overlap.
+void absorb(Query* queries, int64_t n, const float* keys, const float* values, int64_t tokens,
+            float scale, int64_t padded) {
+  F32x16 score[kTileHeads];
+  for (int64_t i = 0; i < n; ++i) score[i] = scores(queries[i].q, keys, padded) * splat(scale);
+  for (int64_t i = 0; i < n; ++i) weigh(queries[i], score[i], tokens, padded);
+  constexpr int kTogether = kParts == 1 ? 2 : 1;  // queries whose sums fit the registers
   int64_t i = 0;
-  for (; i + kWidth * kLanes <= padded; i += kWidth * kLanes) {
-    add_values<kWidth>(query.sum + i, shrink, by_token, values + i, tokens, padded);
+  for (; i + kTogether <= n; i += kTogether) {
+    add_values<kTogether>(queries + i, values, tokens, padded);
   }
-  for (; i < padded; i += kLanes) {
-    add_values<1>(query.sum + i, shrink, by_token, values + i, tokens, padded);
-  }
+  for (; i < n; ++i) add_values<1>(queries + i, values, tokens, padded);
 }
 
 template <class Q, class Kv, class Out>
@@ -144,7 +167,7 @@ struct Attention {
       for (int64_t h = head.begin; h < head.end; ++h) {
         const int64_t index = (r - tile.begin) * n_heads + h - head.begin;
         float* own = state + index * 2 * padded;
-        queries[index] = {own, own + padded, -__builtin_inff(), zero()};
+        queries[index] = {own, own + padded, -__builtin_inff(), zero(), {}};
         const Q* from = q + at(r, h);
         for_lanes(heads.dim, [&](int64_t i, auto count) { store(own + i, load(from + i, count)); });
         for (int64_t i = 0; i < padded; i += kLanes) store(own + padded + i, zero());
@@ -159,15 +182,13 @@ struct Attention {
       for (int64_t r = tile.begin; r < tile.end; ++r) {
         const int64_t tokens = min64(kBlockSize, row_position[r] + 1 - begin);
         if (tokens <= 0) continue;
-        for (int64_t h = 0; h < n_heads; ++h) {
-          absorb(queries[(r - tile.begin) * n_heads + h], keys, values, tokens, scale, padded);
-        }
+        absorb(queries + (r - tile.begin) * n_heads, n_heads, keys, values, tokens, scale, padded);
       }
     }
     for (int64_t r = tile.begin; r < tile.end; ++r) {
       for (int64_t h = head.begin; h < head.end; ++h) {
         const Query& query = queries[(r - tile.begin) * n_heads + h - head.begin];
-        const F32x16 total = splat(sum(query.weight));
+        const F32x16 total = splat(sum(query.total));
         Out* to = out + at(r, h);
         for_lanes(heads.dim, [&](int64_t i, auto count) {
           store(to + i, load(query.sum + i) / total, count);

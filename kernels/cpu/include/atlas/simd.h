@@ -212,20 +212,32 @@ ATLAS_INLINE void store(T* to, F32x16 value, std::integral_constant<int, kLanes>
 
 // Horizontal operations, always by halves: lane i with i + 8, then i + 4, i + 2, i + 1.
 
-template <class Combine>
-ATLAS_INLINE float fold(F32x16 value, Combine combine) {
-  float lanes[kLanes];
-  store(lanes, value);
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] = combine(lanes[i], lanes[i + half]);
+template <int distance, int... i>
+ATLAS_INLINE NativeF32 rotate_lanes(NativeF32 v, std::integer_sequence<int, i...>) {
+  return ATLAS_SHUFFLE(NativeI32, v, v, ((i + distance) % kNativeLanes)...);
+}
+template <int half, class Combine>
+ATLAS_INLINE float fold_part(NativeF32 v, Combine combine) {
+  if constexpr (half == 0) {
+    return v[0];
+  } else {
+    const auto lanes = std::make_integer_sequence<int, kNativeLanes>();
+    return fold_part<half / 2>(combine(v, rotate_lanes<half>(v, lanes)), combine);
   }
-  return lanes[0];
+}
+template <class Combine>
+ATLAS_INLINE float fold(F32x16 v, Combine combine) {
+  for (int half = kParts / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) v.part[i] = combine(v.part[i], v.part[i + half]);
+  }
+  return fold_part<kNativeLanes / 2>(v.part[0], combine);
 }
 ATLAS_INLINE float sum(F32x16 value) {
-  return fold(value, [](float a, float b) { return a + b; });
+  return fold(value, [](NativeF32 a, NativeF32 b) { return a + b; });
 }
+// Any lane where one is NaN.
 ATLAS_INLINE float largest(F32x16 value) {
-  return fold(value, [](float a, float b) { return a > b ? a : b; });
+  return fold(value, [](NativeF32 a, NativeF32 b) { return a > b ? a : b; });
 }
 
 // Index of lane i of the result of add_halves: groups of 2 * half lanes, their low (or high) half.
