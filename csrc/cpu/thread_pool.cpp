@@ -17,10 +17,11 @@
 namespace atlas {
 namespace {
 
-// Polls before a waiting worker gives its core away. A poll is about 15-40 ns: at the barrier the
-// others are at work and due within the imbalance of one launch; between programs Python runs.
-constexpr int kBarrierPolls = 4000;
-constexpr int kIdlePolls = 4000;
+// A waiting worker polls this often at full speed, 15 to 40 ns each, and offers its core to others
+// between further polls: on a busy machine the worker it waits for may be queued behind it.
+constexpr int kEagerPolls = 64;
+// Offers before a worker without a job goes to sleep, 0.3 us each where nobody takes them.
+constexpr int kIdleOffers = 400;
 
 void pause_cpu() {
 #if defined(__x86_64__)
@@ -47,7 +48,7 @@ struct ThreadPool::State {
   Job job = nullptr;
   void* context = nullptr;
   bool stopping = false;
-  // Raised after the four fields above are set: workers take the job when they see it.
+  // Raised after the three fields above are set: workers take the job when they see it.
   alignas(64) std::atomic<uint32_t> epoch{0};
   std::atomic<int> sleepers{0};
   std::mutex mutex;
@@ -64,15 +65,18 @@ struct ThreadPool::State {
       generation.store(mine + 1, std::memory_order_release);
       return;
     }
-    int polls = spins ? kBarrierPolls : 0;
-    while (generation.load(std::memory_order_acquire) == mine) {
-      if (polls > 0) {
-        --polls;
-        pause_cpu();
-      } else {
-        std::this_thread::yield();
-      }
+    const auto released = [&] { return generation.load(std::memory_order_acquire) != mine; };
+    if (poll(released)) return;
+    while (!released()) std::this_thread::yield();
+  }
+
+  template <class Condition>
+  bool poll(Condition condition) const {
+    for (int i = spins ? kEagerPolls : 0; i > 0; --i) {
+      if (condition()) return true;
+      pause_cpu();
     }
+    return condition();
   }
 
   // Publishes the fields of a job. The order of the store of `epoch` and the load of `sleepers`
@@ -85,9 +89,11 @@ struct ThreadPool::State {
   }
 
   void wait(uint32_t seen) {
-    for (int polls = spins ? kIdlePolls : 0; polls > 0; --polls) {
-      if (epoch.load(std::memory_order_acquire) != seen) return;
-      pause_cpu();
+    const auto called = [&] { return epoch.load(std::memory_order_acquire) != seen; };
+    if (poll(called)) return;
+    for (int i = spins ? kIdleOffers : 0; i > 0; --i) {
+      std::this_thread::yield();
+      if (called()) return;
     }
     std::unique_lock<std::mutex> lock(mutex);
     sleepers.fetch_add(1, std::memory_order_seq_cst);
