@@ -73,9 +73,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     served_model_name: Annotated[
         str | None, Meta(description="name of the model in the API; unset: MODEL, without its folder")
     ] = None
-    quant: Annotated[
-        str | None, Meta(description="quantisation recipe; unset: the backend's default (bf16)")
-    ] = None
+    quant: Annotated[str | None, Meta(description="quantisation recipe; unset: the backend's default (bf16)")] = None
     kv_dtype: Annotated[
         str | None, Meta(description="format of the KV cache; unset: the one the quantisation recipe names")
     ] = None
@@ -151,9 +149,7 @@ def describe(origins: Sequence[Origin]) -> str:
     """One line per setting: name, value, origin."""
     rows = [(o.name, "unset" if o.value is None else str(o.value), o.origin) for o in origins]
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
-    return "\n".join(
-        f"{name:<{widths[0]}} = {value:<{widths[1]}}  ({origin})" for name, value, origin in rows
-    )
+    return "\n".join(f"{name:<{widths[0]}} = {value:<{widths[1]}}  ({origin})" for name, value, origin in rows)
 
 
 def load(argv: Sequence[str]) -> LoadedConfig:
@@ -215,9 +211,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar = "|".join(choices) if choices and all(isinstance(c, str) for c in choices) else None
             parser.add_argument(flag_name(field.name), metavar=metavar, help=help_text)
     parser.add_argument("--config", dest="config_file", metavar="FILE", help="read settings from a TOML file")
-    parser.add_argument(
-        "--print-config", action="store_true", help="print every setting with its origin and exit"
-    )
+    parser.add_argument("--print-config", action="store_true", help="print every setting with its origin and exit")
     return parser
 
 

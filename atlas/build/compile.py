@@ -112,10 +112,13 @@ def compile_keys(
             than the hardware has.
     """
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        return tuple(pool.map(lambda key: _compile_one(root, target, key, arch, blob), keys))
+        compiled = pool.map(lambda key: _compile_one(root, target, key, arch), keys)
+        # In the keys' order, whichever thread was done first: the same build gives the same bytes.
+        return tuple(dataclasses.replace(entry, image=blob.add(image)) for entry, image in compiled)
 
 
-def _compile_one(root: Path, target: Target, key: KernelKey, arch: str, blob: ImageBlob) -> KernelEntry:
+def _compile_one(root: Path, target: Target, key: KernelKey, arch: str) -> tuple[KernelEntry, bytes]:
+    """The manifest entry of one kernel, still without the place of its image, and the image."""
     from atlas.build import cuda
 
     path = targets.resolve(target, key.op)
@@ -140,13 +143,12 @@ def _compile_one(root: Path, target: Target, key: KernelKey, arch: str, blob: Im
     limit = target.hardware.shared_memory_per_block
     if shared + compiled.static_shared > limit:
         raise BuildError(where, f"{shared + compiled.static_shared} bytes of shared memory", f"at most {limit}")
-    return KernelEntry(
+    entry = KernelEntry(
         name=key.name(),
         op=key.op,
         contract=OPS[key.op].contract_hash(),
         source=path.relative_to(root).as_posix(),
         layouts=dict(declared.layouts),
-        image=blob.add(compiled.image),
         symbol=symbol,
         grid=tuple((axis.dim, axis.divisor, axis.multiplier) for axis in grid),
         block=block,
@@ -157,6 +159,7 @@ def _compile_one(root: Path, target: Target, key: KernelKey, arch: str, blob: Im
         static_shared=compiled.static_shared,
         source_hash=digest,
     )
+    return entry, compiled.image
 
 
 def _checked_tuning(target: Target, declared: Declaration) -> dict[str, int]:
@@ -214,6 +217,7 @@ def _write_atomically(path: Path, data: bytes) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
+        os.chmod(temporary, 0o644)  # mkstemp makes it private
     os.replace(temporary, path)
 
 

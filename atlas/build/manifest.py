@@ -113,9 +113,7 @@ def from_json(text: str, blob: bytes | memoryview, where: str) -> tuple[Manifest
             )
             for entry in document["sets"]
         )
-        sets = tuple(
-            dataclasses.replace(s, kernels=tuple(KernelEntry(**_tuples(k)) for k in s.kernels)) for s in sets
-        )
+        sets = tuple(dataclasses.replace(s, kernels=tuple(KernelEntry(**_tuples(k)) for k in s.kernels)) for s in sets)
         manifest = Manifest(sets, images, document["compiler"])
     except (KeyError, TypeError, ValueError) as error:
         raise BuildError(where, f"the manifest is damaged ({type(error).__name__}: {error})") from None

@@ -72,7 +72,7 @@ class _Decoder:
             f"{layer}.qkv",
             normed,
             self.weight(f"{layer}.qkv.weight", self.recipe.projections, qkv_size, s.hidden_size),
-            self.workspace("qkv", act, "n_rows", qkv_size),
+            self.workspace("qkv", self.recipe.products, "n_rows", qkv_size),
             qkv_size,
             s.hidden_size,
         )
@@ -97,7 +97,7 @@ class _Decoder:
             f"{layer}.o",
             attended,
             self.weight(f"{layer}.o.weight", self.recipe.projections, s.hidden_size, q_size),
-            self.workspace("projected", act, "n_rows", s.hidden_size),
+            self.workspace("projected", self.recipe.products, "n_rows", s.hidden_size),
             s.hidden_size,
             q_size,
         )
@@ -110,7 +110,7 @@ class _Decoder:
             f"{layer}.gate_up",
             normed,
             self.weight(f"{layer}.gate_up.weight", self.recipe.projections, 2 * s.intermediate_size, s.hidden_size),
-            self.workspace("gate_up", act, "n_rows", 2 * s.intermediate_size),
+            self.workspace("gate_up", self.recipe.products, "n_rows", 2 * s.intermediate_size),
             2 * s.intermediate_size,
             s.hidden_size,
         )
@@ -126,7 +126,7 @@ class _Decoder:
             f"{layer}.down",
             gated,
             self.weight(f"{layer}.down.weight", self.recipe.projections, s.hidden_size, s.intermediate_size),
-            self.workspace("projected", act, "n_rows", s.hidden_size),
+            self.workspace("projected", self.recipe.products, "n_rows", s.hidden_size),
             s.hidden_size,
             s.intermediate_size,
         )

@@ -88,9 +88,7 @@ async def _model(request: Request, service: Service) -> Response:
 
 def _card(service: Service) -> ModelCard:
     serving = service.require()
-    return ModelCard(
-        id=service.config.model_name, created=service.created, max_model_len=serving.ready.max_context
-    )
+    return ModelCard(id=service.config.model_name, created=service.created, max_model_len=serving.ready.max_context)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -24,12 +24,6 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(2048)
     except OSError as error:
         listener.close()
-        fix = (
-            "stop what listens there, or choose another with --port"
-            if error.errno == errno.EADDRINUSE
-            else ""
-        )
-        raise ConfigError(
-            "--port", f"cannot listen on {where}: {os.strerror(error.errno or 0)}", fix=fix
-        ) from None
+        fix = "stop what listens there, or choose another with --port" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError("--port", f"cannot listen on {where}: {os.strerror(error.errno or 0)}", fix=fix) from None
     return listener

@@ -41,9 +41,7 @@ class ChatTemplate:
         special_tokens: names such as `bos_token` that the template may print.
     """
 
-    def __init__(
-        self, source: str, special_tokens: Mapping[str, str], *, seconds: float = RENDER_SECONDS
-    ) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, seconds: float = RENDER_SECONDS) -> None:
         self._seconds = seconds
         self._special_tokens = dict(special_tokens)
         self._sandbox = Sandbox(
@@ -100,9 +98,7 @@ class ChatTemplate:
         """Jinja2's own filter escapes HTML, which no model was trained on."""
         if indent is not None and indent > 16:
             raise ValueError("tojson: indent above 16")
-        return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> NoReturn:

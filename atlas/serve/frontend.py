@@ -65,15 +65,11 @@ class Frontend:
             logger.warning("%s: /v1/chat/completions will answer 400, /v1/completions works", fault)
         return cls(tokenizer, template, defaults, fault)
 
-    async def chat_prompt(
-        self, messages: Sequence[ChatMessage], max_context: int, body_size: int
-    ) -> list[int]:
+    async def chat_prompt(self, messages: Sequence[ChatMessage], max_context: int, body_size: int) -> list[int]:
         """The ids of a conversation. Raises ApiError 400: no template, refused by it, or too long."""
         template = self.template
         if template is None:
-            raise invalid(
-                "messages", self._template_fault, "a prompt sent to /v1/completions", code="no_chat_template"
-            )
+            raise invalid("messages", self._template_fault, "a prompt sent to /v1/completions", code="no_chat_template")
         if not messages:
             raise invalid("messages", "empty", "at least one message", code="empty_array")
 

@@ -166,9 +166,7 @@ class Server:
                 return 1
             self._service.draining = True
             if self._service.active:
-                logger.info(
-                    "finishing %d requests (at most %g s)", self._service.active, self._config.drain_timeout
-                )
+                logger.info("finishing %d requests (at most %g s)", self._service.active, self._config.drain_timeout)
             await self._quiet(self._config.drain_timeout)
             engine.fail_all("the server is shutting down")
             await self._quiet(_CLOSING_SECONDS, hurried=True)

@@ -49,9 +49,7 @@ def make_jobs(
         for index, prompt in enumerate(prompts)
     ]
     asked = sampling.max_tokens
-    cut = [
-        str(job.sampling.max_tokens) for job in jobs if asked is not None and job.sampling.max_tokens < asked
-    ]
+    cut = [str(job.sampling.max_tokens) for job in jobs if asked is not None and job.sampling.max_tokens < asked]
     return jobs, {"x-atlas-max-tokens": ", ".join(cut[:64])} if cut else {}
 
 

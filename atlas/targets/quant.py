@@ -22,10 +22,13 @@ class Recipe:
     projections: attention and MLP weights.       experts: MoE expert weights.
     lm_head: the output head.                     router: MoE router.
     embedding: the token table (tied heads share it, so it equals lm_head here).
-    activations: between ops; residual: the residual stream; kv: the KV cache.
+    activations: what enters a matrix product or attention; kv: the KV cache.
+    products: what a matrix product leaves; residual: the residual stream.
 
-    The residual stream stays f32 in every recipe: at one row it is a few KB, and rounding it to bf16
-    after each of a model's 2 x layers additions is the largest single error of a bf16 decoder.
+    Products and residual stay f32 in every recipe: a value is rounded only where it enters a product or
+    the cache. A fused kernel never stores a product anyway, so fusing changes no result, and the
+    residual alone, rounded at each of a model's 2 x layers additions, would be a bf16 decoder's
+    largest error.
     Norm weights are always f32: they are tiny and enter every activation.
     """
 
@@ -37,6 +40,7 @@ class Recipe:
     embedding: str
     activations: str
     kv: str
+    products: str = "f32"
     residual: str = "f32"
     norms: str = "f32"
     logits: str = "f32"

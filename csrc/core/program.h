@@ -34,10 +34,10 @@ struct GridAxis {
 };
 
 struct LaunchSpec {
-  std::string name;    // "layers.3.qkv": for error messages
-  std::string op;      // "linear"
-  std::string kernel;  // cpu: signature; cuda: symbol in `image`
-  int image = -1;      // cuda: index into the images handed to Backend::load_images
+  std::string name;                 // "layers.3.qkv": for error messages
+  std::string op;                   // "linear"
+  std::string kernel;               // cpu: signature; cuda: symbol in `image`
+  int image = -1;                   // cuda: index into the images handed to Backend::load_images
   std::vector<size_t> operands;     // arena offsets, in the contract's order
   std::vector<int> dims;            // header words, in the contract's order
   std::vector<Constant> constants;  // in the contract's order

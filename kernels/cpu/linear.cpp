@@ -187,7 +187,6 @@ void linear(const CpuLaunch& launch) {
 }
 
 ATLAS_CPU_KERNEL("linear.x_f32.weight_f32.out_f32", linear<float, float, float>, scratch<float>);
-ATLAS_CPU_KERNEL("linear.x_bf16.weight_bf16.out_bf16", linear<Bf16, Bf16, Bf16>, scratch<Bf16>);
 ATLAS_CPU_KERNEL("linear.x_bf16.weight_bf16.out_f32", linear<Bf16, Bf16, float>, scratch<Bf16>);
 
 }  // namespace

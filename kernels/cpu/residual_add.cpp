@@ -21,7 +21,6 @@ void residual_add(const CpuLaunch& launch) {
 }
 
 ATLAS_CPU_KERNEL("residual_add.x_f32", residual_add<float>);
-ATLAS_CPU_KERNEL("residual_add.x_bf16", residual_add<Bf16>);
 
 }  // namespace
 }  // namespace atlas

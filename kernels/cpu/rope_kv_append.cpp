@@ -104,8 +104,8 @@ size_t scratch(const CpuLaunch& launch) {
 
 ATLAS_CPU_KERNEL("rope_kv_append.qkv_f32.q_out_f32.k_cache_f32.v_cache_f32",
                  rope_kv_append<float, float, float>, scratch);
-ATLAS_CPU_KERNEL("rope_kv_append.qkv_bf16.q_out_bf16.k_cache_bf16.v_cache_bf16",
-                 rope_kv_append<Bf16, Bf16, Bf16>, scratch);
+ATLAS_CPU_KERNEL("rope_kv_append.qkv_f32.q_out_bf16.k_cache_bf16.v_cache_bf16",
+                 rope_kv_append<float, Bf16, Bf16>, scratch);
 
 }  // namespace
 }  // namespace atlas

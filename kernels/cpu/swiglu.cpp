@@ -29,7 +29,7 @@ void swiglu(const CpuLaunch& launch) {
 }
 
 ATLAS_CPU_KERNEL("swiglu.gate_up_f32.out_f32", swiglu<float, float>);
-ATLAS_CPU_KERNEL("swiglu.gate_up_bf16.out_bf16", swiglu<Bf16, Bf16>);
+ATLAS_CPU_KERNEL("swiglu.gate_up_f32.out_bf16", swiglu<float, Bf16>);
 
 }  // namespace
 }  // namespace atlas

@@ -5,12 +5,7 @@ import pytest
 from tests.contract.harness import Case, case
 from tests.contract.inputs import normal
 
-CASES = [
-    case("residual_add", dtype, hidden=hidden, rows=rows)
-    for dtype in ("f32", "bf16")
-    for hidden in (576, 100, 37)
-    for rows in (1, 3, 130)
-]
+CASES = [case("residual_add", "f32", hidden=hidden, rows=rows) for hidden in (576, 100, 37) for rows in (1, 3, 130)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

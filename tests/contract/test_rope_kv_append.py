@@ -9,7 +9,7 @@ from tests.contract.inputs import normal, paged
 CASES = [
     case(
         "rope_kv_append",
-        dtype,
+        {"qkv": "f32", "q_out": dtype, "k_cache": dtype, "v_cache": dtype},
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,

@@ -6,8 +6,8 @@ from tests.contract.harness import Case, case
 from tests.contract.inputs import normal
 
 CASES = [
-    case("swiglu", dtype, intermediate=intermediate, rows=rows)
-    for dtype in ("f32", "bf16")
+    case("swiglu", {"gate_up": "f32", "out": out}, intermediate=intermediate, rows=rows)
+    for out in ("f32", "bf16")
     for intermediate in (1536, 192, 37)
     for rows in (1, 3, 130)
 ]

@@ -82,11 +82,7 @@ class Engine:
             await self.writer.drain()
             os._exit(1)
         ledger = [(stage, 0.01) for stage in script.stages]
-        self.send(
-            messages.Ready(
-                "scripted", "none", "a test", script.max_context, script.vocab_size, ledger
-            )
-        )
+        self.send(messages.Ready("scripted", "none", "a test", script.max_context, script.vocab_size, ledger))
         while True:
             match await self.receive():
                 case messages.Submit(request_id, prompt, sampling):

@@ -111,9 +111,7 @@ def environment() -> dict[str, str]:
 class RunningServer:
     """One server process. `events` is what its engine saw."""
 
-    def __init__(
-        self, folder: Path, script: Mapping[str, Any], model: Path, *flags: str, port: int = 0
-    ) -> None:
+    def __init__(self, folder: Path, script: Mapping[str, Any], model: Path, *flags: str, port: int = 0) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / "engine.jsonl"

@@ -214,16 +214,11 @@ def test_ignored_fields_are_reported(shared: RunningServer) -> None:
         expected = "max_thinking_tokens, stream_options.x, messages[].mood"
         assert response.headers["x-atlas-ignored-fields"] == expected
     assert shared.output.read_text().count("'max_thinking_tokens' is not known") == 1
-    assert (
-        "x-atlas-ignored-fields"
-        not in shared.http.post("/v1/chat/completions", json={"messages": YO}).headers
-    )
+    assert "x-atlas-ignored-fields" not in shared.http.post("/v1/chat/completions", json={"messages": YO}).headers
 
 
 def test_one_broken_request_leaves_the_others(shared: RunningServer) -> None:
-    others = shared.openai().chat.completions.create(
-        model="tiny", messages=YO, seed=3, max_tokens=8, stream=True
-    )
+    others = shared.openai().chat.completions.create(model="tiny", messages=YO, seed=3, max_tokens=8, stream=True)
     with pytest.raises(openai.InternalServerError, match="not finite") as error:
         ask(shared, seed=4)
     assert error.value.code == "generation_failed"
@@ -261,8 +256,7 @@ def test_a_reader_that_does_not_read_stalls_nobody(shared: RunningServer) -> Non
 
 def test_many_streams_at_once(shared: RunningServer) -> None:
     streams = [
-        shared.openai().chat.completions.create(model="tiny", messages=YO, seed=1, stream=True)
-        for _ in range(16)
+        shared.openai().chat.completions.create(model="tiny", messages=YO, seed=1, stream=True) for _ in range(16)
     ]
     assert [text_of(list(one)) for one in streams] == ["abcDEFGHIJklm"] * 16
 

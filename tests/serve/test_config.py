@@ -97,9 +97,7 @@ def test_sizes() -> None:
 
 
 def test_engine_config_round_trip() -> None:
-    config = load(["--quant", "f32", "--kv-memory", "1MiB", "--threads", "2"]).config.engine(
-        Path("/models/m")
-    )
+    config = load(["--quant", "f32", "--kv-memory", "1MiB", "--threads", "2"]).config.engine(Path("/models/m"))
     assert EngineConfig.from_json(config.to_json()) == config
     assert (config.model, config.quant, config.kv_memory_bytes, config.threads) == (
         "/models/m",

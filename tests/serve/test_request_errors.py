@@ -151,9 +151,7 @@ def test_chat_fields(shared: RunningServer, fields: dict[str, Any], param: str, 
 
 
 @pytest.mark.parametrize(("fields", "param", "words"), [*TEXT_FIELDS, *COMMON_FIELDS])
-def test_completion_fields(
-    shared: RunningServer, fields: dict[str, Any], param: str, words: list[str]
-) -> None:
+def test_completion_fields(shared: RunningServer, fields: dict[str, Any], param: str, words: list[str]) -> None:
     check(shared.http.post(TEXT, json={"prompt": "yo", **fields}), 400, None, param, *words)
 
 
@@ -210,9 +208,7 @@ def test_a_declared_length_that_is_absurd(shared: RunningServer) -> None:
 def test_other_content_types(shared: RunningServer, kind: str | None) -> None:
     headers = {} if kind is None else {"content-type": kind}
     check(shared.http.post(CHAT, content=b"{}", headers=headers), 415, "unsupported_media_type", None)
-    assert shared.http.post(
-        CHAT, json={"messages": YO}, headers={"content-type": "application/json; charset=utf-8"}
-    )
+    assert shared.http.post(CHAT, json={"messages": YO}, headers={"content-type": "application/json; charset=utf-8"})
 
 
 def test_unknown_paths_and_methods(shared: RunningServer) -> None:

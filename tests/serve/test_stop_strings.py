@@ -53,9 +53,7 @@ def test_holds_back_only_what_can_still_become_a_stop(text: str, stops: list[str
         if matcher.matched:
             return
         held = text[len(shown) : position]
-        longest = max(
-            (n for stop in stops for n in range(len(stop)) if text[:position].endswith(stop[:n])), default=0
-        )
+        longest = max((n for stop in stops for n in range(len(stop)) if text[:position].endswith(stop[:n])), default=0)
         assert len(held) == longest
 
 
@@ -89,9 +87,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
         return Tokenizer.from_checkpoint(checkpoint)
 
 
-def assemble(
-    tokenizer: Tokenizer, outputs: list[SequenceOutput], stops: list[str]
-) -> tuple[str, int, object]:
+def assemble(tokenizer: Tokenizer, outputs: list[SequenceOutput], stops: list[str]) -> tuple[str, int, object]:
     assembler = Assembler(tokenizer.stream(), stops)
     text, tokens = "", 0
     for output in outputs:
