@@ -36,9 +36,16 @@ class Choice:
 
 
 def choose(
-    backend: str, quant: str | None, shape: Shape, manifest: Manifest | None, devices: Sequence[dict[str, Any]]
+    backend: str,
+    quant: str | None,
+    shape: Shape,
+    manifest: Manifest | None,
+    devices: Sequence[dict[str, Any]],
+    no_device: str = "",
 ) -> Choice:
     """Choose among the sets of `manifest` (None: no extension) for `devices` (as the core lists them).
+
+    no_device: why `devices` is empty.
 
     Raises:
         ConfigError: an unknown backend.
@@ -50,7 +57,7 @@ def choose(
     if backend == "reference":
         return Choice("reference", wanted, None, -1, "asked for")
     sets = manifest.sets if manifest else ()
-    cuda_reason = "no NVIDIA GPU found" if not devices else ""
+    cuda_reason = f"no GPU: {no_device}" if not devices else ""
     if backend in ("auto", "cuda"):
         for device in devices:
             capability = tuple(device["compute_capability"])

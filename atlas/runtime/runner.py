@@ -8,11 +8,12 @@ import math
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from atlas.build.manifest import KernelEntry
-from atlas.errors import AtlasError, ConfigError
+from atlas.errors import AtlasError, ConfigError, DeviceError
 from atlas.models import ModelConfig, family_of
 from atlas.models.decoder import kv_bytes_per_block
 from atlas.runtime import core, kernel_set, loader, memory_plan
@@ -213,8 +214,8 @@ def _open_backend(shape: Shape, options: RunnerOptions) -> tuple[Backend, Choice
         choice = kernel_set.choose("reference", options.quant, shape, None, ())
         return ReferenceBackend(), choice, {}
     manifest, images = core.embedded()
-    devices = core.extension().cuda_devices() if options.backend in ("auto", "cuda") else []
-    choice = kernel_set.choose(options.backend, options.quant, shape, manifest, devices)
+    devices, no_device = _cuda_devices(options.backend)
+    choice = kernel_set.choose(options.backend, options.quant, shape, manifest, devices, no_device)
     assert choice.kernel_set is not None
     kernels = {kernel.name: kernel for kernel in choice.kernel_set.kernels}
     if choice.backend == "cuda":
@@ -222,6 +223,19 @@ def _open_backend(shape: Shape, options: RunnerOptions) -> tuple[Backend, Choice
         kernels = {n: dataclasses.replace(k, image=used.index(k.image)) for n, k in kernels.items()}
         return core.cuda_backend([images[index] for index in used], choice.device), choice, kernels
     return core.cpu_backend(options.threads, options.level), choice, kernels
+
+
+def _cuda_devices(backend: str) -> tuple[list[dict[str, Any]], str]:
+    """The GPUs, and why there are none. Where a GPU was asked for, a missing driver is an error."""
+    if backend not in ("auto", "cuda"):
+        return [], ""
+    try:
+        devices = core.extension().cuda_devices()
+    except DeviceError as error:
+        if backend == "cuda":
+            raise
+        return [], error.found
+    return devices, "" if devices else "the NVIDIA driver reports no device"
 
 
 def _available_memory() -> int:

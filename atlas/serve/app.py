@@ -17,6 +17,7 @@ from atlas.serve.completions import completions
 from atlas.serve.errors import ApiError
 from atlas.serve.http import json_response
 from atlas.serve.schemas import ModelCard, ModelList
+from atlas.serve.server_info import server_info
 from atlas.serve.service import Service
 
 logger = logging.getLogger("atlas.serve")
@@ -44,6 +45,7 @@ def create_app(service: Service) -> ASGIApp:
     app = Starlette(
         routes=[
             route("/health", _health, "GET"),
+            route("/server_info", server_info, "GET"),
             route("/v1/models", _models, "GET"),
             route("/v1/models/{model:path}", _model, "GET"),
             route("/v1/chat/completions", chat_completions, "POST"),

@@ -50,14 +50,14 @@ def test_a_fine_tune_matches_by_shape_and_another_shape_does_not() -> None:
 
 
 def test_without_a_gpu_auto_is_cpu_and_says_why() -> None:
-    choice = choose("auto", "f32", SHAPE, build(cuda_set()), [])
-    assert (choice.name, choice.reason) == ("cpu/*/f32", "no NVIDIA GPU found")
+    choice = choose("auto", "f32", SHAPE, build(cuda_set()), [], "no NVIDIA driver")
+    assert (choice.name, choice.reason) == ("cpu/*/f32", "no GPU: no NVIDIA driver")
 
 
 @pytest.mark.parametrize(
     ("backend", "quant", "devices", "message"),
     [
-        ("cuda", None, [], "no NVIDIA GPU found"),
+        ("cuda", None, [], "no GPU: "),
         ("cuda", None, [L40S], "no kernel set for NVIDIA L40S (compute capability 8.9)"),
         ("cuda", "f32", [H200], "quant f32; accepted: this install's CUDA kernel sets: h200/smollm2-135m/bf16"),
         ("cpu", "fp8", [], "no kernel set for quant fp8; accepted: cpu/*/f32, cpu/*/bf16"),

@@ -1,0 +1,217 @@
+"""The whole product: `python -m atlas.serve` on trained weights, driven by the official client."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.serve.serve_harness import environment, eventually, free_port
+
+QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
+STORY: Any = [{"role": "user", "content": "Tell me a long story about a lighthouse keeper and the sea."}]
+
+
+class Real:
+    """One server process on the real model."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.url = f"http://127.0.0.1:{(port := free_port())}"
+        self.output = folder / "output.txt"
+        command = [sys.executable, "-m", "atlas.serve", str(model), "--served-model-name", "smollm2-135m"]
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, "--port", str(port), "--max-seqs", "12", "--max-context", "1024"],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**environment(), "TMPDIR": str(folder)},
+            )
+        self.client = openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=120)
+
+    def info(self) -> dict[str, Any]:
+        result: dict[str, Any] = httpx.get(self.url + "/server_info", timeout=30).json()
+        return result
+
+    def healthy(self) -> bool:
+        try:
+            return httpx.get(self.url + "/health", timeout=5).status_code == 200
+        except httpx.TransportError:
+            assert self.process.poll() is None, self.output.read_text()
+            return False
+
+    def chat(self, messages: Any, **options: Any) -> Any:
+        return self.client.chat.completions.create(model="smollm2-135m", messages=messages, **options)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[Real]:
+    running = Real(tmp_path_factory.mktemp("real"), smollm2_path)
+    try:
+        eventually(running.healthy, 120)
+        yield running
+    finally:
+        running.process.kill()
+        running.process.wait(10)
+
+
+def streamed(chunks: Any) -> tuple[str, str | None]:
+    """Text and finish reason of a stream."""
+    text, reason = "", None
+    for chunk in chunks:
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            reason = choice.finish_reason or reason
+    return text, reason
+
+
+def test_an_answer_that_is_right(server: Real) -> None:
+    answer = server.chat(QUESTION, temperature=0, max_tokens=40)
+    assert "Paris" in answer.choices[0].message.content
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_a_stream_is_the_answer_in_parts(server: Real) -> None:
+    whole = server.chat(STORY, temperature=0, max_tokens=50).choices[0]
+    text, reason = streamed(server.chat(STORY, temperature=0, max_tokens=50, stream=True))
+    assert (text, reason) == (whole.message.content, whole.finish_reason) and reason == "length"
+
+
+def test_completions_of_text_and_of_ids_agree(server: Real) -> None:
+    def ask(prompt: Any) -> str:
+        answer = server.client.completions.create(model="smollm2-135m", prompt=prompt, temperature=0, max_tokens=12)
+        return answer.choices[0].text
+
+    assert ask("a  12") == ask([81, 256, 33, 34]) != ""
+
+
+def test_a_stop_string_is_not_sent(server: Real) -> None:
+    text = server.chat(STORY, temperature=0, max_tokens=50).choices[0].message.content
+    stop = text[len(text) // 2 :][:5]
+    expected = text[: text.index(stop)]
+    for options in ({}, {"stream": True}):
+        answer = server.chat(STORY, temperature=0, max_tokens=50, stop=[stop], **options)
+        got = streamed(answer) if options else (answer.choices[0].message.content, answer.choices[0].finish_reason)
+        assert got == (expected, "stop")
+
+
+def test_a_seed_gives_the_same_text_whatever_the_load(server: Real) -> None:
+    def ask(seed: int) -> str:
+        answer = server.chat(STORY, temperature=1.0, top_p=0.9, seed=seed, max_tokens=30)
+        return str(answer.choices[0].message.content)
+
+    alone = [ask(seed) for seed in (1, 2)]
+    assert alone[0] != alone[1]
+    results: dict[int, str] = {}
+    threads = [threading.Thread(target=lambda n=n: results.__setitem__(n, ask(1 + n % 2))) for n in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert [results[n] for n in range(10)] == [alone[n % 2] for n in range(10)]
+
+
+def test_errors_name_the_field_and_leave_the_server_well(server: Real) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        server.chat(QUESTION, max_tokens=-1)
+    assert caught.value.body["param"] == "max_tokens"  # type: ignore[index]
+    with pytest.raises(openai.BadRequestError) as caught:
+        server.client.completions.create(model="smollm2-135m", prompt=[5] * 2000)
+    assert "2000" in str(caught.value) and "1024" in str(caught.value)
+    with pytest.raises(openai.NotFoundError):
+        server.client.models.retrieve("another")
+    assert "Paris" in server.chat(QUESTION, temperature=0, max_tokens=20).choices[0].message.content
+
+
+def test_random_cancels_of_32_streams_leave_no_block(server: Real) -> None:
+    """Some streams run out, some are closed after a few chunks, some before the first."""
+    total = server.info()["engine"]["total_blocks"]
+    rng = random.Random(7)
+    finished, failures = [], []
+
+    def one(limit: int | None) -> None:
+        try:
+            with server.chat(STORY, temperature=0.8, max_tokens=24, stream=True) as stream:
+                for count, _ in enumerate(stream):
+                    if limit is not None and count >= limit:
+                        return
+            finished.append(1)
+        except Exception as error:
+            failures.append(error)
+
+    limits = [rng.choice([0, 1, 3, 8, None, None]) for _ in range(32)]
+    threads = [threading.Thread(target=one, args=(limit,)) for limit in limits]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.01)
+    for thread in threads:
+        thread.join(240)
+    assert not failures and len(finished) == limits.count(None)
+    free = eventually(lambda: (stats := server.info()["engine"])["running"] == 0 and stats, 20)
+    assert (free["free_blocks"], free["waiting"]) == (total, 0)
+
+
+def test_server_info_says_what_runs_and_why(server: Real) -> None:
+    info = server.info()
+    assert info["kernel_set"] == "cpu/*/bf16" and info["reason"].startswith(("no GPU: ", "no kernel set for "))
+    assert info["max_context"] == 1024 and info["start"]["weights"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["/does/not/exist"], "/does/not/exist"),
+        (["smolm2-135m"], "smollm2-135m"),
+        (["{empty}"], "{empty}"),
+        (["{cut}"], "{cut}"),
+    ],
+)
+def test_a_model_that_cannot_be_served_is_named(
+    tmp_path: Path, smollm2_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    cut = tmp_path / "cut.gguf"
+    with smollm2_path.open("rb") as file:
+        cut.write_bytes(file.read(60 << 20))
+    names = {"empty": str(tmp_path / "empty"), "cut": str(cut)}
+    command = [sys.executable, "-m", "atlas.serve", "--offline", "--port", "0"]
+    result = subprocess.run(
+        [*command, *(argument.format(**names) for argument in arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment(),
+    )
+    assert result.returncode in (1, 2)
+    assert message.format(**names) in result.stderr and "Traceback" not in result.stderr
+
+
+def test_sigterm_ends_it_and_leaves_nothing(server: Real) -> None:
+    """Last: the module's server goes."""
+    children = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(server.process.pid)], capture_output=True, text=True
+    ).stdout.split()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(20) == 0
+    for child in children:
+        eventually(lambda pid=int(child): not _exists(pid), 10)
+    assert not list(server.output.parent.glob("atlas-*"))
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
