@@ -13,9 +13,9 @@ weight = "panel16"
 // Tiles: rows x panels of accumulators in registers. A chain is as slow as the latency of an FMA
 //   (4 cycles), so 4 chains keep a unit busy; more rows save loads.
 // Work split: (block of up to 64 rows, panel), rows outermost, in contiguous ranges.
-// Bytes: n * k weights once per row block and worker; a block's x stays in L2, and a stretch of
-//   1024 k of P panels is reused from L2 by all row tiles of a block.
-// Bound: memory (weights) up to some 16 rows, FMA units above.
+// Bytes: n * k weights once per row block. A stretch of 1024 k of a tile's panels is reused from L2
+//   by all row tiles of a block, and a row tile's x from L1.
+// Bound: memory (weights) up to about 7 rows of f32 or 4 of bf16 weights on Zen 4, FMA units above.
 #include "atlas/partition.h"
 #include "atlas/simd.h"
 

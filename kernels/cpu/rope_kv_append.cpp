@@ -6,7 +6,7 @@
 // Shapes: any even head_dim; the last vector of a half may be partial.
 // Work split: (row, head) over all q, k and v heads; workers that share a row each find its sines.
 // Bytes: rows * (n_heads + 2 * n_kv_heads) * head_dim, read once and written once.
-// Bound: the sines for few heads (about 10 ns a pair), memory otherwise.
+// Bound: memory; the sines of a row cost about as much as one of its heads.
 #include "atlas/partition.h"
 #include "atlas/simd.h"
 
