@@ -17,7 +17,6 @@ namespace atlas {
 namespace {
 
 constexpr size_t kHeaderWords = 16;
-constexpr size_t kCacheLine = 64;
 
 // Zeroed anonymous memory: a page costs nothing until it is touched.
 class Memory {

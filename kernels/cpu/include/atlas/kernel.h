@@ -54,6 +54,6 @@ bool register_cpu_kernel(const char* level, const char* signature, CpuKernel ker
 // ATLAS_CPU_KERNEL("linear.x_f32.weight_f32.out_f32", linear<float, float, float>, scratch<float>);
 // The last argument is for kernels that need scratch. The build reads these lines too: they are the
 // list of what is compiled in. ATLAS_CPU_LEVEL is a string set by the build for each level.
-#define ATLAS_CPU_KERNEL(signature, ...)                                      \
-  [[maybe_unused]] static const bool ATLAS_CONCAT(registered_, __COUNTER__) = \
+#define ATLAS_CPU_KERNEL(signature, ...)                                   \
+  [[maybe_unused]] static const bool ATLAS_CONCAT(registered_, __LINE__) = \
       ::atlas::register_cpu_kernel(ATLAS_CPU_LEVEL, signature, __VA_ARGS__)
