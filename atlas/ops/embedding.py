@@ -9,12 +9,19 @@ from atlas.ops.op import EXACT, FLOAT, Arrays, Constants, Op, Operand
 
 
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
-    """out[r] = table[token(r)]; a negative row_token means the last token sampled in the row's slot."""
+    """out[r] = table[token(r)]; a negative row_token means the last token sampled in the row's slot.
+
+    A token outside the vocabulary gives a row of NaN: a slot remembers INVALID_TOKEN after logits that
+    were not finite, and what is computed from it must not look like an answer.
+    """
     rows = dims["rows"]
     tokens = arrays["row_token"][:rows].astype(np.int64)
     slots = arrays["seq_slot"][arrays["row_seq"][:rows]]
     tokens = np.where(tokens < 0, arrays["last_token"][slots], tokens)
-    arrays["out"][:rows] = arrays["table"][tokens].astype(np.float32)
+    vocab = int(constants["vocab"])
+    known = (tokens >= 0) & (tokens < vocab)
+    table = arrays["table"][np.where(known, tokens, 0)].astype(np.float32)
+    arrays["out"][:rows] = np.where(known[:, None], table, np.float32(np.nan))
 
 
 EMBEDDING = Op(

@@ -38,8 +38,9 @@ def kept_probabilities(logits: Any, temperature: float, top_k: int, top_p: float
 
     Temperature first, then top_k, then top_p over what is left; ties at a threshold are kept.
     """
-    scaled = logits / np.float32(temperature)
-    weights = np.exp(scaled - scaled.max())
+    # Subtracting first: the largest weight is 1 at any temperature above 0, however small.
+    with np.errstate(over="ignore"):
+        weights = np.exp((logits - logits.max()) / np.float32(temperature))
     if 0 < top_k < len(weights):
         weights[logits < np.partition(logits, -top_k)[-top_k]] = 0.0
     if top_p < 1.0:

@@ -59,12 +59,13 @@ int32_t first_equal(const float* logits, float value) {
   return v;
 }
 
-// The distribution of one row. Weights are unnormalised: exp(scaled logit - largest).
+// The distribution of one row. Weights are unnormalised, 1 for the largest logit. Subtracting
+// before dividing keeps them so at any temperature above 0: the smallest still gives the argmax.
 struct Distribution {
   const float* logits;
   int64_t vocab;
   float temperature;
-  float largest;       // scaled
+  float largest;
   float least_logit;   // tokens below are left out (top_k)
   float least_weight;  // tokens of less weight are left out (top_p)
 
@@ -75,7 +76,7 @@ struct Distribution {
     for (int64_t v = 0; v < vocab && more; v += kLanes) {
       const int64_t count = min64(kLanes, vocab - v);
       const F32x16 x = count == kLanes ? load(logits + v) : load(logits + v, count);
-      F32x16 w = exp(x / splat(temperature) - splat(largest));
+      F32x16 w = exp((x - splat(largest)) / splat(temperature));
       w = select(x < splat(least_logit), zero(), w);
       w = select(w < splat(least_weight), zero(), w);
       float lanes[kLanes];
@@ -132,8 +133,6 @@ int32_t draw(const Distribution& distribution, double u) {
     total += static_cast<double>(weight);
     return true;
   });
-  // A temperature so small that logits overflow leaves no distribution.
-  if (!(total > 0.0 && total < __builtin_inf())) return kInvalidToken;
   const double target = u * total;
   double sum = 0.0;
   auto token = kInvalidToken;
@@ -151,8 +150,7 @@ int32_t choose(const float* logits, int64_t vocab, float temperature, int64_t to
   if (!(top - top == 0.0f)) return kInvalidToken;  // NaN or infinite
   if (temperature <= 0.0f) return first_equal(logits, top);
 
-  Distribution distribution = {logits, vocab, temperature, top / temperature, -__builtin_inff(),
-                               0.0f};
+  Distribution distribution = {logits, vocab, temperature, top, -__builtin_inff(), 0.0f};
   if (top_k > 0 && top_k < vocab) {
     distribution.least_logit = reach(static_cast<double>(top_k), [&](auto body) {
       for (int64_t v = 0; v < vocab; ++v) body(logits[v], 1.0);

@@ -23,9 +23,10 @@ ATLAS_KERNEL(const types::row_token* __restrict__ row_token,
   if (row >= *rows || column >= constants::hidden) return;
   int token = row_token[row];
   if (token < 0) token = last_token[seq_slot[row_seq[row]]];
-  // A slot may remember -1, the token of a row of NaN logits. Its sequence is about to be ended;
-  // until then it must not read outside the table. The last row is what the reference reads too.
-  if (token < 0 || token >= constants::vocab) token = constants::vocab - 1;
-  const size_t source = static_cast<size_t>(token) * constants::hidden + column;
-  out[static_cast<size_t>(row) * constants::hidden + column] = atlas::to_float(table[source]);
+  // A slot may remember -1, the token of a row of NaN logits: what follows it is NaN too.
+  float value = __int_as_float(0x7fffffff);
+  if (token >= 0 && token < constants::vocab) {
+    value = atlas::to_float(table[static_cast<size_t>(token) * constants::hidden + column]);
+  }
+  out[static_cast<size_t>(row) * constants::hidden + column] = value;
 }

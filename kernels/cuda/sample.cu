@@ -8,7 +8,7 @@ THREADS = 512
 // sample: one token per row of logits; -1 for a row with a NaN or without a finite maximum.
 //
 // logits [logits, vocab] f32; one block a row. Temperature <= 0: the first of the largest logits.
-// Else weights exp(logit / temperature - max), top-k, then top-p over what is left (ties at a
+// Else weights exp((logit - max) / temperature), top-k, then top-p over what is left (ties at a
 // threshold are kept), and the inverse CDF in id order at a Philox number that depends on (seed,
 // position) alone. Thresholds are found without sorting: the logits' order-preserving integer keys
 // are searched two bits at a time for the largest key whose upper side holds enough. Sums are fp64
@@ -165,8 +165,9 @@ ATLAS_KERNEL(const types::logits* __restrict__ all_logits,
   if (best_key <= atlas::kKeyMinusInfinity || best_key >= atlas::kKeyPlusInfinity) {
     token = -1;  // a NaN's key is above +infinity's
   } else if (temperature > 0.0f) {
-    const float highest = atlas::from_ordered_key(best_key) / temperature;
-    const auto weight_of = [&](float logit) { return expf(logit / temperature - highest); };
+    const float highest = atlas::from_ordered_key(best_key);
+    // Subtracting first keeps the largest weight at 1 at any temperature above 0.
+    const auto weight_of = [&](float logit) { return expf((logit - highest) / temperature); };
     const int top_k = top_ks[row];
     const double top_p = top_ps[row];
     unsigned lowest_key = 0;

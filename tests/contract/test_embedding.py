@@ -28,3 +28,18 @@ def test_matches_reference(device, case: Case, rng) -> None:
         "table": normal(case, "table", rng),
     }
     assert device.check(case, given) == 0.0
+
+
+def test_a_slot_without_a_token_gives_a_row_of_nan(device, rng) -> None:
+    """A slot remembers -1 after logits that were no numbers; other rows are as ever."""
+    c = case("embedding", "f32", vocab=320, hidden=128, rows=7, seqs=3, slots=9)
+    given = {
+        "row_token": np.array([5, -1, 7, -1, -1, 319, 0], np.int32),
+        "row_seq": np.array([0, 0, 1, 1, 2, 2, 2], np.int32),
+        "seq_slot": np.array([4, 8, 2], np.int32),
+        "last_token": np.array([1, 1, 320, 1, -1, 1, 1, 1, 9], np.int32),
+        "table": normal(c, "table", rng),
+    }
+    out = device.run(c, given)["out"][:7]
+    assert np.isnan(out[[1, 4]]).all()
+    assert (out[[0, 2, 3, 5, 6]] == given["table"][[5, 7, 9, 319, 0]]).all()

@@ -63,6 +63,15 @@ def test_ties_at_the_threshold_are_kept(device, rng) -> None:
         assert set(tokens.tolist()) == {7, 70, 200}
 
 
+@pytest.mark.parametrize("temperature", [1e-7, 1e-30, 1e-45])
+def test_a_tiny_temperature_is_greedy(device, temperature: float, rng) -> None:
+    """Dividing first would overflow, and inf - inf is no distribution."""
+    c = case("sample", "f32", vocab=320, logits=5, slots=8)
+    given = inputs(c, rng, temperature, 0, 0.95, logits=normal(c, "logits", rng, 20.0))
+    assert device.run(c, given)["token"][:5].tolist() == given["logits"].argmax(axis=1).tolist()
+    assert device.check(c, given) == 0.0
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_no_numbers_are_reported(device, bad: float, rng) -> None:
     """One bad row yields INVALID_TOKEN; its neighbours are sampled as ever."""

@@ -16,7 +16,8 @@ SOURCE = Path(__file__).parents[1] / "csrc" / "fake_libcuda.c"
 
 PRELUDE = """
 import json, os, struct, sys
-from atlas import _core
+from atlas.runtime.core import extension
+_core = extension()
 from atlas.errors import DeviceError
 
 def attempt(call):
