@@ -51,8 +51,23 @@ def closure(target: Target) -> list[KernelKey]:
     return family.record(family.configure(target.facts, Shard()), recipe(target.quant)).closure()
 
 
-def build(root: Path, selected: Sequence[Target], jobs: int, report: Callable[[str], None]) -> tuple[Manifest, bytes]:
-    """Compile the targets. Returns the manifest and the blob of device images it refers to."""
+SELECTION_VARIABLES = ("ATLAS_TARGET_HW", "ATLAS_TARGET_MODEL", "ATLAS_TARGET_QUANT")
+
+
+def build(
+    root: Path,
+    selected: Sequence[Target],
+    jobs: int,
+    report: Callable[[str], None],
+    selection: Mapping[str, str] | None = None,
+) -> tuple[Manifest, bytes]:
+    """Compile the targets. Returns the manifest and the blob of device images it refers to.
+
+    selection: the variables that selected them, for the manifest; by default those of this process.
+    """
+    if selection is None:
+        selection = {name: os.environ[name] for name in SELECTION_VARIABLES if name in os.environ}
+    recorded = {**selection, "targets": ",".join(target.name for target in selected)}
     blob = ImageBlob()
     sets = []
     compiler = "host"
@@ -80,7 +95,7 @@ def build(root: Path, selected: Sequence[Target], jobs: int, report: Callable[[s
             )
         )
         report(f"{target.name}: {len(kernels)} kernels for {arch}, shape {shape_hash}")
-    return Manifest(tuple(sets), tuple(blob.images), compiler), bytes(blob.data)
+    return Manifest(tuple(sets), tuple(blob.images), compiler, selection=recorded), bytes(blob.data)
 
 
 class ImageBlob:

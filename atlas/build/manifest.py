@@ -31,6 +31,9 @@ class KernelEntry:
     grid: (dim index or -1, divisor, multiplier) per axis; block: threads; shared: dynamic bytes.
     registers, spills, stack, static_shared: as ptxas reports them.
     source: the file, relative to the kernel tree.  source_hash: of everything it was compiled from.
+    ptx: index into Manifest.images of the same kernel as PTX, -1 where only the cubin is embedded.
+    knobs: the tuning values it was compiled with; knobs_from: where they come from ("declared", ...).
+    seconds: what compiling took, for reports; never written to a manifest: two builds give the same bytes.
     """
 
     name: str
@@ -48,6 +51,10 @@ class KernelEntry:
     stack: int = 0
     static_shared: int = 0
     source_hash: str = ""
+    ptx: int = -1
+    knobs: dict[str, int] = dataclasses.field(default_factory=dict)
+    knobs_from: str = "declared"
+    seconds: float = dataclasses.field(default=0.0, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,16 +86,27 @@ class Image:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """All kernel sets of one build."""
+    """All kernel sets of one build.
+
+    flags: compiler options.  selection: the ATLAS_TARGET_* variables as they were given, and under
+    "targets" the names of the targets that they gave, separated by commas.
+    """
 
     sets: tuple[KernelSet, ...]
     images: tuple[Image, ...]
     compiler: str
     format: int = FORMAT
     core_abi: int = CORE_ABI
+    flags: tuple[str, ...] = ()
+    selection: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
+        """The document. It holds nothing that differs between two builds of the same input."""
+        document = dataclasses.asdict(self)
+        for kernel_set in document["sets"]:
+            for kernel in kernel_set["kernels"]:
+                del kernel["seconds"]
+        return json.dumps(document, indent=1, sort_keys=True)
 
 
 def from_json(text: str, blob: bytes | memoryview, where: str) -> tuple[Manifest, list[memoryview]]:
@@ -114,7 +132,8 @@ def from_json(text: str, blob: bytes | memoryview, where: str) -> tuple[Manifest
             for entry in document["sets"]
         )
         sets = tuple(dataclasses.replace(s, kernels=tuple(KernelEntry(**_tuples(k)) for k in s.kernels)) for s in sets)
-        manifest = Manifest(sets, images, document["compiler"])
+        flags, selection = tuple(document.get("flags", ())), dict(document.get("selection", {}))
+        manifest = Manifest(sets, images, document["compiler"], flags=flags, selection=selection)
     except (KeyError, TypeError, ValueError) as error:
         raise BuildError(where, f"the manifest is damaged ({type(error).__name__}: {error})") from None
     views = []
