@@ -11,6 +11,8 @@ import hashlib
 import json
 from typing import Any
 
+from atlas.build import strict_json
+from atlas.build.strict_json import Malformed, integer, mapping, record, sequence, text
 from atlas.errors import BuildError
 
 FORMAT = 1
@@ -109,41 +111,145 @@ class Manifest:
         return json.dumps(document, indent=1, sort_keys=True)
 
 
-def from_json(text: str, blob: bytes | memoryview, where: str) -> tuple[Manifest, list[memoryview]]:
-    """A manifest and its images, checked against `blob`.
+_NAME = text(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*", "letters, digits, '_', '.' and '-'")
+_MODEL = text(r"\*|[A-Za-z0-9_][A-Za-z0-9_.\-]*", "'*', or letters, digits, '_', '.' and '-'")
+_SYMBOL = text(r"([A-Za-z_][A-Za-z0-9_]*)?", "a C identifier")
+_SOURCE = text(r"(?:[A-Za-z0-9_*][A-Za-z0-9_.*\-]*(?:/(?!$)|$))*", "a path inside the kernel tree")
+_PRINTABLE = text(r"[ -~]*", "printable ASCII", 1 << 10)
+_LONG = text(r"[ -~\s]*", "ASCII text", 1 << 16)
+_SHA256 = text(r"[0-9a-f]{64}", "64 hex digits")
+_BYTES = integer(0, 1 << 31)
+_SHARED = integer(0, 1 << 20)
+_INDEX = integer(-1, 1 << 16)
+_INT32 = (1 << 31) - 1
+
+_KERNEL = record(
+    KernelEntry,
+    {
+        "name": _NAME,
+        "op": _NAME,
+        "contract": text(r"[0-9a-f]{16}", "16 hex digits"),
+        "source": _SOURCE,
+        "layouts": mapping(_NAME, _NAME, 64),
+        "image": _INDEX,
+        "symbol": _SYMBOL,
+        "grid": sequence(
+            # (dim, divisor, multiplier); the core divides by the divisor.
+            strict_json.fixed(integer(-1, 64), integer(1, _INT32), integer(0, _INT32)),
+            0,
+            3,
+        ),
+        "block": integer(1, 1024),
+        "shared": _SHARED,
+        "registers": integer(0, 1024),
+        "spills": _BYTES,
+        "stack": _BYTES,
+        "static_shared": _SHARED,
+        "source_hash": text(r"([0-9a-f]{64})?", "64 hex digits"),
+        "ptx": _INDEX,
+        "knobs": mapping(_SYMBOL, integer(-_INT32, _INT32), 64),
+        "knobs_from": _PRINTABLE,
+    },
+    unwritten=("seconds",),
+)
+_SET = record(
+    KernelSet,
+    {
+        "hardware": _NAME,
+        "kind": text(r"cpu|cuda", "'cpu' or 'cuda'"),
+        "model": _MODEL,
+        "quant": _NAME,
+        "shape_hash": text(r"\*|[0-9a-f]{16}", "'*' or 16 hex digits"),
+        "arch": text(r"([a-z0-9_]+)?", "a ptxas target such as sm_90a", 16),
+        "compute_capability": sequence(integer(0, 99), 2, 2),
+        "kernels": sequence(_KERNEL, 0, 4096),
+    },
+)
+_MANIFEST = record(
+    Manifest,
+    {
+        "format": integer(FORMAT, FORMAT),
+        "core_abi": integer(CORE_ABI, CORE_ABI),
+        "sets": sequence(_SET, 0, 4096),
+        "images": sequence(
+            record(Image, {"offset": integer(0, 1 << 40), "size": integer(1, 1 << 31), "sha256": _SHA256}), 0, 1 << 16
+        ),
+        "compiler": _PRINTABLE,
+        "flags": sequence(_PRINTABLE, 0, 256),
+        "selection": mapping(_NAME, _LONG, 16),
+    },
+)
+_MAX_DEPTH = 8
+"""Levels of brackets; a grid's axis is the seventh."""
+
+REBUILD = "rebuild the kernels with this version of Atlas"
+
+
+def from_json(
+    document: str, blob: bytes | memoryview, where: str, fix: str = REBUILD
+) -> tuple[Manifest, list[memoryview]]:
+    """A manifest and its images, checked against `blob`. Nothing of the document is trusted.
 
     Raises:
-        BuildError: another format or ABI, a missing field, or an image whose place or hash is wrong.
+        BuildError: another format or ABI, a field that is missing, unknown or not what it may be, or an
+            image whose place or hash is wrong; names `where` and the field, and says `fix`.
     """
     try:
-        document: dict[str, Any] = json.loads(text)
-        if document["format"] != FORMAT or document["core_abi"] != CORE_ABI:
-            raise BuildError(
-                where,
-                f"manifest format {document['format']}, core ABI {document['core_abi']}",
-                f"format {FORMAT}, core ABI {CORE_ABI}",
-                "rebuild the kernels with this version of Atlas",
-            )
-        images = tuple(Image(**image) for image in document["images"])
-        sets = tuple(
-            KernelSet(
-                **{**entry, "compute_capability": tuple(entry["compute_capability"])},
-            )
-            for entry in document["sets"]
+        parsed = strict_json.parse(document, _MAX_DEPTH)
+        _check_version(parsed, where, fix)
+        manifest: Manifest = _MANIFEST(parsed, "")
+        for s, kernel_set in enumerate(manifest.sets):
+            _check_set(kernel_set, len(manifest.images), f"sets[{s}]")
+        return manifest, _images(manifest.images, memoryview(blob))
+    except Malformed as error:
+        field = f"{error.field}: " if error.field else ""
+        raise BuildError(where, f"the manifest is damaged: {field}{error.found}", error.accepted, fix) from None
+
+
+def _check_version(document: Any, where: str, fix: str) -> None:
+    """Before anything else: another version may have other fields."""
+    if not isinstance(document, dict):
+        raise Malformed("", f"is {strict_json.shown(document)}", "an object")
+    found = tuple(document.get(name) for name in ("format", "core_abi"))
+    if found != (FORMAT, CORE_ABI):
+        raise BuildError(
+            where,
+            f"manifest format {strict_json.shown(found[0])}, core ABI {strict_json.shown(found[1])}",
+            f"format {FORMAT}, core ABI {CORE_ABI}",
+            fix,
         )
-        sets = tuple(dataclasses.replace(s, kernels=tuple(KernelEntry(**_tuples(k)) for k in s.kernels)) for s in sets)
-        flags, selection = tuple(document.get("flags", ())), dict(document.get("selection", {}))
-        manifest = Manifest(sets, images, document["compiler"], flags=flags, selection=selection)
-    except (KeyError, TypeError, ValueError) as error:
-        raise BuildError(where, f"the manifest is damaged ({type(error).__name__}: {error})") from None
+
+
+def _check_set(kernel_set: KernelSet, n_images: int, field: str) -> None:
+    """What no single field shows: every device kernel has an image, host kernels have none, names are unique."""
+    names: set[str] = set()
+    for k, kernel in enumerate(kernel_set.kernels):
+        place = f"{field}.kernels[{k}]"
+        if kernel.name in names:
+            raise Malformed(f"{place}.name", f"{kernel.name!r} stands twice in the set")
+        names.add(kernel.name)
+        for attribute in ("image", "ptx"):
+            index = getattr(kernel, attribute)
+            highest = n_images - 1 if kernel_set.kind == "cuda" else -1
+            if index > highest:
+                raise Malformed(f"{place}.{attribute}", f"is {index}", f"-1..{highest}")
+        if kernel_set.kind == "cuda" and (max(kernel.image, kernel.ptx) < 0 or not kernel.symbol or not kernel.grid):
+            raise Malformed(place, "a device kernel without image, symbol or grid")
+
+
+def _images(images: tuple[Image, ...], blob: memoryview) -> list[memoryview]:
+    end = 0
+    for offset, index in sorted((image.offset, index) for index, image in enumerate(images)):
+        if offset < end:
+            raise Malformed(f"images[{index}]", f"begins at byte {offset} inside another image", f"{end} or more")
+        end = offset + images[index].size
+        if end > len(blob):
+            raise Malformed(f"images[{index}]", f"ends at byte {end}", f"at most {len(blob)}")
     views = []
     for index, image in enumerate(images):
-        view = memoryview(blob)[image.offset : image.offset + image.size]
-        if len(view) != image.size or hashlib.sha256(view).hexdigest() != image.sha256:
-            raise BuildError(where, f"image {index} does not match its hash", "", "rebuild or reinstall")
+        view = blob[image.offset : image.offset + image.size]
+        found = hashlib.sha256(view).hexdigest()
+        if found != image.sha256:
+            raise Malformed(f"images[{index}]", f"has sha256 {found[:16]}...", f"{image.sha256[:16]}...")
         views.append(view)
-    return manifest, views
-
-
-def _tuples(kernel: Any) -> dict[str, Any]:
-    return {**kernel, "grid": tuple(tuple(axis) for axis in kernel["grid"])}
+    return views
