@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 
+from atlas import installed
 from atlas.config import LoadedConfig, Origin, describe, load
 from atlas.engine.client import ENGINE_COMMAND
 from atlas.errors import AtlasError
@@ -49,6 +51,8 @@ def _run(loaded: LoadedConfig, started: float, engine_command: Sequence[str]) ->
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    if (difference := installed.difference(os.environ)) is not None:
+        logging.getLogger("atlas.serve").warning("%s", difference)
     # First of all, so that a port in use is told before anything slow: these imports, then the weights.
     from atlas.serve.bind import bind
 

@@ -1,0 +1,62 @@
+"""The `atlas` command: `atlas serve`, `atlas build`, `atlas targets`, `atlas doctor`, each as `python -m atlas.<name>`.
+
+Standard library only, so that `atlas --version` and `atlas targets` answer at once and in any install.
+"""
+
+from __future__ import annotations
+
+import difflib
+import runpy
+import sys
+from collections.abc import Sequence
+
+from atlas import __version__, installed
+from atlas.errors import AtlasError
+
+COMMANDS = {
+    "serve": "serve a model over HTTP",
+    "build": "compile a kernel pack for a model",
+    "targets": "list hardware, models and quants, and what this install holds",
+    "doctor": "check this install and this machine, and say what to do",
+}
+
+
+def usage() -> str:
+    """The text of `atlas --help`."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    ends = "`atlas COMMAND --help` lists a command's own settings."
+    return "\n".join(["usage: atlas COMMAND [ARGUMENT ...]", "", *lines, "", ends])
+
+
+def version() -> str:
+    """The version, and the targets that are compiled in."""
+    try:
+        names = installed.targets()
+    except AtlasError as error:
+        return f"atlas {__version__} ({error})"
+    return f"atlas {__version__} ({', '.join(names) if names else 'not built: run `pip install .`'})"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. The exit code: the command's own, or 2 where none was named rightly."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] in (["--version"], ["-V"]):
+        print(version())
+        return 0
+    if given[:1] in (["--help"], ["-h"]):
+        print(usage())
+        return 0
+    if not given:
+        print(usage(), file=sys.stderr)
+        return 2
+    command, *rest = given
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "see atlas --help"
+        print(f"error: {command}: unknown command; accepted: {', '.join(COMMANDS)}; {hint}", file=sys.stderr)
+        return 2
+    sys.argv = [f"atlas {command}", *rest]
+    # The module decides its exit code by SystemExit, exactly as under `python -m`.
+    runpy.run_module(f"atlas.{command}", run_name="__main__", alter_sys=True)
+    return 0
