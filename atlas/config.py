@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -51,6 +51,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_seqs: int = 32
     max_rows: int = 512
     kv_memory_bytes: int | None = None
+    kernel_packs: tuple[str, ...] = ()
 
     def to_json(self) -> bytes:
         """This configuration as one JSON object."""
@@ -78,6 +79,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         str | None, Meta(description="format of the KV cache; unset: the one the quantisation recipe names")
     ] = None
     backend: Annotated[Backend, Meta(description="what executes the model")] = "auto"
+    kernel_pack: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(description="file with kernels, made by `python -m atlas.build`; may be given several times"),
+    ] = ()
     threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="CPU threads; unset: the cores this process may use"),
@@ -123,6 +128,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             max_seqs=self.max_seqs,
             max_rows=self.max_rows,
             kv_memory_bytes=self.kv_memory,
+            kernel_packs=tuple(str(Path(path).expanduser().absolute()) for path in self.kernel_pack),
         )
 
 
@@ -147,9 +153,15 @@ _PARSERS: Mapping[str, Callable[[str | int], int]] = {"kv_memory": parse_bytes}
 
 def describe(origins: Sequence[Origin]) -> str:
     """One line per setting: name, value, origin."""
-    rows = [(o.name, "unset" if o.value is None else str(o.value), o.origin) for o in origins]
+    rows = [(o.name, _shown(o.value), o.origin) for o in origins]
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
     return "\n".join(f"{name:<{widths[0]}} = {value:<{widths[1]}}  ({origin})" for name, value, origin in rows)
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == ():
+        return "unset"
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def load(argv: Sequence[str]) -> LoadedConfig:
@@ -200,13 +212,15 @@ def _parser() -> argparse.ArgumentParser:
     hints = get_type_hints(ServeConfig)
     for field in msgspec.structs.fields(ServeConfig):
         help_text = _description(field.name)
-        if field.default is not None:
+        if field.default not in (None, ()):
             help_text += f" (default: {field.default})"
         choices = get_args(hints[field.name])
         if field.name == "model":
             parser.add_argument("model", nargs="?", metavar="MODEL", help=help_text)
         elif hints[field.name] is bool:
             parser.add_argument(flag_name(field.name), action=argparse.BooleanOptionalAction, help=help_text)
+        elif get_origin(hints[field.name]) is tuple:
+            parser.add_argument(flag_name(field.name), action="append", metavar="FILE", help=help_text)
         else:
             metavar = "|".join(choices) if choices and all(isinstance(c, str) for c in choices) else None
             parser.add_argument(flag_name(field.name), metavar=metavar, help=help_text)

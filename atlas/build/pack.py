@@ -88,7 +88,7 @@ def to_bytes(manifest: Manifest, blob: bytes) -> bytes:
 
 def rebuild(model: str = "MODEL", hardware: str = "HW", quant: str = "QUANT") -> str:
     """`rebuild_command` as the last part of an error."""
-    return f"build the pack again: {rebuild_command(model, hardware, quant)}"
+    return f"run: {rebuild_command(model, hardware, quant)}"
 
 
 def write(path: Path, data: bytes) -> None:
@@ -212,7 +212,7 @@ def _digest(data: bytes) -> bytes:
 def _not_device_code(content: memoryview) -> str:
     """What is wrong with an image, or "". The driver is given an address and no length, so an image whose
     tables reach beyond its end must not get there."""
-    if not content[:4] == b"\x7fELF":
+    if bytes(content[:4]) != b"\x7fELF":
         ptx = bytes(content)
         return "" if _PTX.fullmatch(ptx) and b".version" in ptx else "neither ELF nor PTX"
     if len(content) < _ELF.size:

@@ -121,6 +121,7 @@ def load(config: EngineConfig, channel: Channel) -> Engine:
             max_seqs=config.max_seqs,
             max_rows=config.max_rows,
             kv_memory_bytes=config.kv_memory_bytes,
+            kernel_packs=config.kernel_packs,
         )
         runner = Runner.load(checkpoint, options, lambda stage: channel.send(messages.Loading(stage)))
     channel.send(

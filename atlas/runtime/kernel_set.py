@@ -7,81 +7,243 @@ replaced by something else.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from atlas.build.manifest import KernelSet, Manifest
-from atlas.errors import ConfigError, DeviceError
+from atlas.build.architecture import parse, runs_on
+from atlas.build.manifest import KernelEntry, KernelSet
+from atlas.errors import AtlasError, ConfigError, DeviceError
+from atlas.ops import OPS
+from atlas.runtime.kernel_sources import EMBEDDED, Source
 from atlas.targets.shape import Shape
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_QUANT = "bf16"
 """Quant when none is asked for: every backend has it, at half the bytes of f32."""
 
 BACKENDS = ("auto", "cpu", "cuda", "reference")
 
+USABLE = "usable"
+
+Device = dict[str, Any]
+"""A GPU as the core lists it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Which backend and kernel set will run, and why. `kernel_set` is None for `reference`."""
+    """Which backend and kernel set will run, and why. `kernel_set` is None for `reference`.
+
+    source: where the set comes from.  images: the source's device images.
+    ptx: the set's PTX is loaded, compiled by the driver, because its machine code does not run here.
+    """
 
     backend: str
     quant: str
     kernel_set: KernelSet | None
     device: int
     reason: str
+    source: str = ""
+    images: Sequence[memoryview] = dataclasses.field(default=(), compare=False, repr=False)
+    ptx: bool = False
 
     @property
     def name(self) -> str:
         return self.kernel_set.name if self.kernel_set else f"reference/{self.quant}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A kernel set that was looked at. verdict: USABLE, or why it is not; set_name is "" for a source that
+    could not be opened."""
+
+    source: str
+    set_name: str
+    verdict: str
+
+    def __str__(self) -> str:
+        return f"{self.source}{' ' if self.set_name else ''}{self.set_name}: {self.verdict}"
+
+
 def choose(
     backend: str,
     quant: str | None,
     shape: Shape,
-    manifest: Manifest | None,
-    devices: Sequence[dict[str, Any]],
+    sources: Iterable[Source],
+    devices: Sequence[Device],
     no_device: str = "",
+    fix: str = "",
 ) -> Choice:
-    """Choose among the sets of `manifest` (None: no extension) for `devices` (as the core lists them).
+    """The first kernel set, in the order of `sources` (atlas/runtime/kernel_sources.py), that runs on one of `devices`.
 
-    no_device: why `devices` is empty.
+    no_device: why `devices` is empty.  fix: what to do when no kernel set fits.
 
     Raises:
         ConfigError: an unknown backend.
         DeviceError: what was asked for cannot run here; the message lists what could.
+        AtlasError: a pack that was asked for, or the extension, cannot be used.
     """
     if backend not in BACKENDS:
         raise ConfigError("backend", f"unknown backend {backend!r}", ", ".join(BACKENDS))
     wanted = quant or DEFAULT_QUANT
     if backend == "reference":
         return Choice("reference", wanted, None, -1, "asked for")
-    sets = manifest.sets if manifest else ()
-    cuda_reason = f"no GPU: {no_device}" if not devices else ""
-    if backend in ("auto", "cuda"):
-        for device in devices:
-            capability = tuple(device["compute_capability"])
-            for candidate in sets:
-                if candidate.kind != "cuda" or candidate.compute_capability != capability:
-                    continue
-                if candidate.shape_hash == shape.hash() and candidate.quant == wanted:
-                    reason = f"{device['name']} matches {candidate.name}, shape {candidate.shape_hash}"
-                    return Choice("cuda", wanted, candidate, device["index"], reason)
-            cuda_reason = (
-                f"no kernel set for {device['name']} (compute capability {capability[0]}.{capability[1]}), "
-                f"shape {shape.hash()}, quant {wanted}"
+    have: list[KernelSet] = []
+    near: list[Candidate] = []  # would have been this model's, but are refused
+    asked: list[Candidate] = []
+    for source in sources:
+        if asked and not source.asked_for:
+            break
+        if source.error is not None:
+            if source.asked_for or source.label == EMBEDDED:
+                raise source.error
+            near.append(Candidate(source.label, "", str(source.error)))
+            continue
+        assert source.manifest is not None
+        have += source.manifest.sets
+        for device in devices if backend != "cpu" else ():
+            choice = _on_device(source, device, shape.hash(), wanted, near)
+            if choice:
+                return choice
+        if source.asked_for:
+            asked += [_judge(source, s, shape.hash(), wanted, devices, no_device) for s in source.manifest.sets]
+    if asked:
+        raise DeviceError(
+            "kernel_pack", "; ".join(map(str, asked)), f"{_what(devices, no_device)}, {_need(shape, wanted)}", fix
+        )
+    for candidate in near:
+        _log.warning("not used: %s", candidate)
+    reason = f"no GPU: {no_device}"
+    if devices:
+        reason = f"no kernel set for {_what(devices, '')}, {_need(shape, wanted)}"
+        reason += "".join(f"; refused: {candidate}" for candidate in near)
+    if backend == "cuda":
+        names = ", ".join(f"{s.name} (shape {s.shape_hash})" for s in have if s.kind == "cuda") or "none"
+        advice = "reinstall with ATLAS_TARGET_HW, ATLAS_TARGET_MODEL and ATLAS_TARGET_QUANT set, or use --backend cpu"
+        advice = f"{fix}; or {advice}" if fix and devices else advice
+        raise DeviceError("backend cuda", reason, f"the CUDA kernel sets here: {names}", advice)
+    if devices and fix:
+        reason += f"; {fix}"
+    for kernel_set in have:
+        if kernel_set.kind == "cpu" and kernel_set.quant == wanted:
+            return Choice("cpu", wanted, kernel_set, -1, "asked for" if backend == "cpu" else reason, EMBEDDED)
+    names = ", ".join(s.name for s in have) or "none: the extension is not built"
+    raise DeviceError(f"backend {backend}", f"no kernel set for quant {wanted}", names)
+
+
+def candidates(
+    quant: str | None, shape: Shape | None, sources: Iterable[Source], devices: Sequence[Device], no_device: str = ""
+) -> list[Candidate]:
+    """Every kernel set of `sources` and whether it would run. shape: the model's; None asks about the device alone.
+
+    Never raises for a source that cannot be opened: that is its verdict.
+    """
+    found = []
+    for source in sources:
+        if source.manifest is None:
+            found.append(Candidate(source.label, "", str(source.error)))
+            continue
+        shape_hash = shape.hash() if shape else None
+        found += [_judge(source, s, shape_hash, quant, devices, no_device) for s in source.manifest.sets]
+    return found
+
+
+def device_images(choice: Choice) -> tuple[dict[str, KernelEntry], list[memoryview]]:
+    """The kernels of a CUDA choice by name, and the images they refer to by index: those and no others."""
+    assert choice.kernel_set is not None
+    places = {kernel.name: kernel.ptx if choice.ptx else kernel.image for kernel in choice.kernel_set.kernels}
+    used = sorted(set(places.values()))
+    kernels = {
+        kernel.name: dataclasses.replace(kernel, image=used.index(places[kernel.name]))
+        for kernel in choice.kernel_set.kernels
+    }
+    # The driver gets an address without a length; PTX is text, which ends at a zero byte.
+    return kernels, [memoryview(bytes(choice.images[i]) + b"\0") if choice.ptx else choice.images[i] for i in used]
+
+
+def _on_device(source: Source, device: Device, shape_hash: str, quant: str, near: list[Candidate]) -> Choice | None:
+    """The source's set for a device: one made for its very capability before one that merely runs on it."""
+    assert source.manifest is not None
+    capability = tuple(device["compute_capability"])
+    sets = [s for s in source.manifest.sets if s.kind == "cuda" and (s.shape_hash, s.quant) == (shape_hash, quant)]
+    for kernel_set in sorted(sets, key=lambda s: s.compute_capability != capability):
+        refusal, ptx = _refusal(kernel_set, capability)
+        if refusal:
+            near.append(Candidate(source.label, kernel_set.name, refusal))
+            continue
+        reason = f"{device['name']} matches {kernel_set.name}, shape {shape_hash}, {source.label}"
+        if ptx:
+            reason += (
+                f"; its PTX, which the driver compiles ({runs_on(kernel_set.arch, capability) or 'no machine code'})"
             )
-        if backend == "cuda":
-            have = ", ".join(f"{s.name} (shape {s.shape_hash})" for s in sets if s.kind == "cuda") or "none"
-            raise DeviceError(
-                "backend cuda",
-                cuda_reason,
-                f"this install's CUDA kernel sets: {have}",
-                "reinstall with ATLAS_TARGET_HW, ATLAS_TARGET_MODEL and ATLAS_TARGET_QUANT set, or use --backend cpu",
-            )
-    for candidate in sets:
-        if candidate.kind == "cpu" and candidate.quant == wanted:
-            reason = "asked for" if backend == "cpu" else cuda_reason
-            return Choice("cpu", wanted, candidate, -1, reason)
-    have = ", ".join(s.name for s in sets) or "none: the extension is not built"
-    raise DeviceError(f"backend {backend}", f"no kernel set for quant {wanted}", have)
+        others = [c for c in near if (c.source, c.set_name) != (source.label, kernel_set.name)]
+        reason += "".join(f"; refused: {candidate}" for candidate in others)
+        return Choice("cuda", quant, kernel_set, device["index"], reason, source.label, source.images, ptx)
+    return None
+
+
+def _judge(
+    source: Source,
+    kernel_set: KernelSet,
+    shape_hash: str | None,
+    quant: str | None,
+    devices: Sequence[Device],
+    no_device: str,
+) -> Candidate:
+    """The verdict on one set: the first mismatch found."""
+    wanted = quant or DEFAULT_QUANT
+    verdict = USABLE
+    if kernel_set.quant != wanted and (quant or shape_hash):
+        verdict = f"is for quant {kernel_set.quant}, not {wanted}"
+    elif kernel_set.kind == "cuda":
+        if shape_hash is not None and kernel_set.shape_hash != shape_hash:
+            verdict = f"is compiled for shape {kernel_set.shape_hash}, not {shape_hash}"
+        elif not devices:
+            verdict = f"no GPU: {no_device}" if no_device else "no GPU"
+        else:
+            refusals = [_refusal(kernel_set, tuple(device["compute_capability"]))[0] for device in devices]
+            verdict = USABLE if "" in refusals else refusals[0]
+    else:
+        verdict = _contracts(kernel_set) or USABLE
+    return Candidate(source.label, kernel_set.name, verdict)
+
+
+def _refusal(kernel_set: KernelSet, capability: tuple[int, ...]) -> tuple[str, bool]:
+    """Why a set does not run on a device, or "", and whether its PTX does where its machine code does not."""
+    if problem := _contracts(kernel_set):
+        return problem, False
+    major, minor = capability
+    has_ptx = all(kernel.ptx >= 0 for kernel in kernel_set.kernels)
+    try:
+        code = runs_on(kernel_set.arch, (major, minor))
+        if code is None and all(kernel.image >= 0 for kernel in kernel_set.kernels):
+            return "", False
+        ptx = runs_on(parse(kernel_set.arch).ptx, (major, minor))
+    except AtlasError as error:
+        return str(error), False
+    if has_ptx and ptx is None:
+        return "", True
+    return code or ptx or "not every kernel has machine code or PTX", False
+
+
+def _contracts(kernel_set: KernelSet) -> str:
+    """The first kernel that was written to another op contract than this version's."""
+    for kernel in kernel_set.kernels:
+        if kernel.op not in OPS:
+            return f"kernel {kernel.name} is of an op {kernel.op!r} that this version does not have"
+        if kernel.contract != (accepted := OPS[kernel.op].contract_hash()):
+            return f"op {kernel.op} has contract {kernel.contract}, accepted: {accepted}"
+    return ""
+
+
+def _what(devices: Sequence[Device], no_device: str) -> str:
+    if not devices:
+        return f"no GPU: {no_device}"
+    return " and ".join(
+        f"{d['name']} (compute capability {'.'.join(map(str, d['compute_capability']))})" for d in devices
+    )
+
+
+def _need(shape: Shape, quant: str) -> str:
+    return f"shape {shape.hash()}, quant {quant}"

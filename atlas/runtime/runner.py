@@ -16,7 +16,7 @@ from atlas.build.manifest import KernelEntry
 from atlas.errors import AtlasError, ConfigError, DeviceError
 from atlas.models import ModelConfig, family_of
 from atlas.models.decoder import kv_bytes_per_block
-from atlas.runtime import core, kernel_set, loader, memory_plan
+from atlas.runtime import core, kernel_set, kernel_sources, loader, memory_plan
 from atlas.runtime.backend import Array, Backend, BoundProgram, read_buffer
 from atlas.runtime.kernel_set import Choice
 from atlas.runtime.program import StepPrograms
@@ -44,6 +44,7 @@ class RunnerOptions:
     max_logits: rows of one step whose logits are computed (default max_seqs).
     kv_dtype: format of the KV cache (default the quant recipe's).
     kv_memory_bytes: size of the KV cache.  level: CPU instruction-set level.
+    kernel_packs: files with kernels, one of which must serve.
     """
 
     backend: str = "auto"
@@ -56,6 +57,7 @@ class RunnerOptions:
     max_rows: int = 512
     max_logits: int | None = None
     kv_memory_bytes: int | None = None
+    kernel_packs: tuple[str, ...] = ()
 
 
 class Runner:
@@ -115,7 +117,7 @@ class Runner:
         stage("configure")
         family = family_of(checkpoint.config)
         config = family.configure(checkpoint.config, Shard())
-        backend, choice, kernels = _open_backend(config.shape, options)
+        backend, choice, kernels = _open_backend(config.shape, options, str(checkpoint.path))
         _log.info("kernel set %s on %s (%s)", choice.name, backend.describe(), choice.reason)
         formats = _formats(choice.quant, options.kv_dtype)
         programs = family.record(config, formats)
@@ -209,19 +211,27 @@ def _formats(quant: str, kv_dtype: str | None) -> Recipe:
     return formats
 
 
-def _open_backend(shape: Shape, options: RunnerOptions) -> tuple[Backend, Choice, dict[str, KernelEntry]]:
+def _open_backend(shape: Shape, options: RunnerOptions, model: str) -> tuple[Backend, Choice, dict[str, KernelEntry]]:
+    if options.kernel_packs and options.backend in ("cpu", "reference"):
+        raise ConfigError(
+            "kernel_pack", f"given with backend {options.backend}", "backend auto or cuda", "leave one of the two out"
+        )
     if options.backend == "reference":
-        choice = kernel_set.choose("reference", options.quant, shape, None, ())
+        choice = kernel_set.choose("reference", options.quant, shape, (), ())
         return ReferenceBackend(), choice, {}
-    manifest, images = core.embedded()
     devices, no_device = _cuda_devices(options.backend)
-    choice = kernel_set.choose(options.backend, options.quant, shape, manifest, devices, no_device)
+    quant = options.quant or kernel_set.DEFAULT_QUANT
+    fix = kernel_sources.rebuild_fix(model, quant, devices)
+    if devices or options.kernel_packs:
+        sources = kernel_sources.find(shape.hash(), quant, options.kernel_packs, fix)
+    else:
+        sources = iter([kernel_sources.embedded()])  # nothing else has kernels for a CPU
+    choice = kernel_set.choose(options.backend, quant, shape, sources, devices, no_device, fix)
     assert choice.kernel_set is not None
-    kernels = {kernel.name: kernel for kernel in choice.kernel_set.kernels}
     if choice.backend == "cuda":
-        used = sorted({kernel.image for kernel in kernels.values()})
-        kernels = {n: dataclasses.replace(k, image=used.index(k.image)) for n, k in kernels.items()}
-        return core.cuda_backend([images[index] for index in used], choice.device), choice, kernels
+        kernels, images = kernel_set.device_images(choice)
+        return core.cuda_backend(images, choice.device), choice, kernels
+    kernels = {kernel.name: kernel for kernel in choice.kernel_set.kernels}
     return core.cpu_backend(options.threads, options.level), choice, kernels
 
 

@@ -118,7 +118,7 @@ def test_a_damaged_image_is_refused() -> None:
     text = manifest.Manifest((), (image,), "test").to_json()
     with pytest.raises(BuildError, match=r"test: the manifest is damaged: images\[0\]: has sha256 3bdbb4fe8397cd2b"):
         manifest.from_json(text, b"\x7fELF", "test")
-    with pytest.raises(BuildError, match="has an unknown field 'imagse'; accepted: sets, images"):
+    with pytest.raises(BuildError, match="has an unknown field 'imagse'; accepted: format, core_abi, sets, images"):
         manifest.from_json(text.replace('"images"', '"imagse"'), b"\x7fELF", "test")
 
 

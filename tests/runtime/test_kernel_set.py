@@ -11,6 +11,7 @@ import pytest
 from atlas.build.manifest import KernelSet, Manifest
 from atlas.errors import ConfigError, DeviceError
 from atlas.runtime.kernel_set import choose
+from atlas.runtime.kernel_sources import Source
 from atlas.targets.shape import shape
 
 FACTS = json.loads((Path(__file__).resolve().parents[2] / "kernels" / "models" / "smollm2-135m.json").read_text())
@@ -29,15 +30,15 @@ def cuda_set(shape_hash: str = SHAPE.hash(), quant: str = "bf16") -> KernelSet:
     return KernelSet("h200", "cuda", "smollm2-135m", quant, shape_hash, "sm_90a", (9, 0), ())
 
 
-def build(*sets: KernelSet) -> Manifest:
+def build(*sets: KernelSet) -> list[Source]:
     cpu = tuple(KernelSet("cpu", "cpu", "*", quant, "*", "", (0, 0), ()) for quant in ("f32", "bf16"))
-    return Manifest((*cpu, *sets), (), "test")
+    return [Source("embedded", Manifest((*cpu, *sets), (), "test"))]
 
 
 def test_a_device_with_a_matching_set_is_taken_and_the_reason_says_so() -> None:
     choice = choose("auto", None, SHAPE, build(cuda_set()), [L40S, H200])
     assert (choice.backend, choice.name, choice.device) == ("cuda", "h200/smollm2-135m/bf16", 0)
-    assert choice.reason == f"NVIDIA H200 matches h200/smollm2-135m/bf16, shape {SHAPE.hash()}"
+    assert choice.reason == f"NVIDIA H200 matches h200/smollm2-135m/bf16, shape {SHAPE.hash()}, embedded"
 
 
 def test_a_fine_tune_matches_by_shape_and_another_shape_does_not() -> None:
@@ -59,7 +60,7 @@ def test_without_a_gpu_auto_is_cpu_and_says_why() -> None:
     [
         ("cuda", None, [], "no GPU: "),
         ("cuda", None, [L40S], "no kernel set for NVIDIA L40S (compute capability 8.9)"),
-        ("cuda", "f32", [H200], "quant f32; accepted: this install's CUDA kernel sets: h200/smollm2-135m/bf16"),
+        ("cuda", "f32", [H200], "quant f32; accepted: the CUDA kernel sets here: h200/smollm2-135m/bf16"),
         ("cpu", "fp8", [], "no kernel set for quant fp8; accepted: cpu/*/f32, cpu/*/bf16"),
     ],
 )
@@ -77,4 +78,4 @@ def test_an_unknown_backend_lists_the_known_ones() -> None:
 
 
 def test_reference_needs_no_extension() -> None:
-    assert choose("reference", "bf16", SHAPE, None, []).name == "reference/bf16"
+    assert choose("reference", "bf16", SHAPE, (), []).name == "reference/bf16"
