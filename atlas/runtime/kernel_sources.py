@@ -12,6 +12,7 @@ from typing import Any
 from atlas.build import pack
 from atlas.build.architecture import runs_on
 from atlas.build.manifest import Manifest
+from atlas.build.wheel import ENTRY_POINTS, PACK_FILE
 from atlas.errors import AtlasError, BuildError
 from atlas.runtime import core
 from atlas.targets.hardware import walk
@@ -19,12 +20,6 @@ from atlas.targets.tree import kernels_root
 from atlas.weights.cache import cache_root, private_folder
 
 _log = logging.getLogger(__name__)
-
-ENTRY_POINTS = "atlas.kernels"
-"""Entry-point group of data wheels. The value names the wheel's data folder; nothing of it is imported."""
-
-PACK_FILE = "kernels" + pack.SUFFIX
-"""The pack in a data wheel's folder."""
 
 EMBEDDED = "embedded"
 
