@@ -71,9 +71,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="also say which kernels MODEL would get, and why")
     parser.add_argument("--quant", help="the quant to choose for (default: bf16, as for serve)")
     parser.add_argument("--backend", choices=("auto", "cpu", "cuda", "reference"), default="auto", help="as for serve")
+    parser.add_argument("--kernel-pack", action="append", default=[], metavar="FILE", help="as for serve")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     arguments = parser.parse_args(argv)
-    results = run(Context(arguments.model, arguments.quant, arguments.backend))
+    results = run(Context(arguments.model, arguments.quant, arguments.backend, arguments.kernel_pack))
     problems = sum(result.status == "problem" for result in results)
     if arguments.json:
         entries = [dataclasses.asdict(result) for result in results]

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atlas.build.architecture import runs_on
 from atlas.doctor.machine import available_memory
 from atlas.doctor.report import Context, Result, gigabytes
 from atlas.errors import AtlasError
+from atlas.models import family_of
+from atlas.runtime import kernel_set, kernel_sources
+from atlas.targets.hardware import Hardware, walk
+from atlas.targets.quant import DTYPE_BYTES, recipe
+from atlas.targets.shape import Shard
+from atlas.targets.tree import kernels_root
+from atlas.weights import open_checkpoint
+from atlas.weights.fetch import resolve_model
 
-REINSTALL = (
-    "install again for this machine: ATLAS_TARGET_HW=native pip install --no-cache-dir --force-reinstall --no-deps ."
-)
+REINSTALL = "install again: pip install --no-cache-dir --force-reinstall --no-deps ."
 
 
 def kernel_sets(context: Context) -> list[Result]:
@@ -28,23 +34,43 @@ def kernel_sets(context: Context) -> list[Result]:
     assert manifest is not None
     if not manifest.sets:
         return [Result("kernel sets", "problem", "this install holds none", REINSTALL)]
-    return [Result("kernel sets", "ok", f"{source}: {name}: {verdict}") for source, name, verdict in _verdicts(context)]
-
-
-def _verdicts(context: Context) -> list[tuple[str, str, str]]:
-    """(source, name, verdict) of each set."""
-    assert context.manifest is not None
     devices, reason = context.devices
-    verdicts = []
-    for entry in context.manifest.sets:
-        verdict = "runs on this CPU"
-        if entry.kind == "cuda":
-            why_not = [runs_on(entry.arch, tuple(device["compute_capability"])) for device in devices]
-            matching = [d["name"] for d, why in zip(devices, why_not, strict=True) if why is None]
-            unfit = next(filter(None, why_not), f"no GPU: {reason.partition('; ')[0]}")
-            verdict = f"runs on {matching[0]}" if matching else f"does not run here: {unfit}"
-        verdicts.append(("embedded", entry.name, verdict))
-    return verdicts
+    sources = kernel_sources.find(kernel_packs=context.kernel_packs)
+    found = kernel_set.candidates(None, None, sources, devices, reason.partition("; ")[0])
+    results = [_told(candidate) for candidate in found]
+    kinds = {s.name: s.kind for s in manifest.sets}
+    on_gpu = [c for c in found if c.set_name and kinds.get(c.set_name, "cuda") == "cuda"]
+    if devices and not any(c.verdict == kernel_set.USABLE for c in on_gpu):
+        results.append(_unserved(devices, bool(on_gpu)))
+    return results
+
+
+def _told(candidate: kernel_set.Candidate) -> Result:
+    if candidate.set_name:
+        return Result("kernel sets", "ok", str(candidate))
+    # The verdict holds the rebuild command where there is one.
+    return Result("kernel sets", "problem", str(candidate), "remove it, or make it again with `python -m atlas.build`")
+
+
+def _unserved(devices: Sequence[Mapping[str, Any]], has_others: bool) -> Result:
+    """A GPU that no kernel set fits: a problem where somebody built for GPUs, and worth knowing where not."""
+    device = devices[0]
+    capability = tuple(device["compute_capability"])
+    fitting = [h for h in _hardware() if h.arch and runs_on(h.arch, capability) is None]
+    # One made for this very capability before one whose images merely run on it.
+    name = next((h.name for h in sorted(fitting, key=lambda h: h.compute_capability != capability)), "")
+    found = f"no kernels for {device['name']} (compute capability {capability[0]}.{capability[1]})"
+    if not name:
+        return Result("kernel sets", "note", f"{found}: no hardware directory fits it, so the CPU serves")
+    remedy = f"ATLAS_TARGET_HW={name} pip install --no-cache-dir --force-reinstall --no-deps ."
+    return Result("kernel sets", "problem" if has_others else "note", found, remedy)
+
+
+def _hardware() -> list[Hardware]:
+    try:
+        return [hardware for hardware in walk(kernels_root()).values() if hardware.kind == "cuda"]
+    except AtlasError:
+        return []
 
 
 def model(context: Context) -> list[Result]:
@@ -67,10 +93,6 @@ def _configuration(name: str) -> tuple[Mapping[str, Any], str]:
     Raises:
         AtlasError: neither is there.
     """
-    from atlas.targets.tree import kernels_root
-    from atlas.weights import open_checkpoint
-    from atlas.weights.fetch import resolve_model
-
     try:
         path = resolve_model(name, offline=True)
     except AtlasError as error:
@@ -88,17 +110,13 @@ def _configuration(name: str) -> tuple[Mapping[str, Any], str]:
 
 
 def _choice(context: Context, config: Mapping[str, Any], origin: str) -> list[Result]:
-    from atlas.models import family_of
-    from atlas.runtime import kernel_set
-    from atlas.targets.quant import DTYPE_BYTES, recipe
-    from atlas.targets.shape import Shard
-
     family = family_of(config)
     configured = family.configure(config, Shard())
     devices, reason = context.devices
-    choice = kernel_set.choose(
-        context.backend, context.quant, configured.shape, context.manifest, devices, reason.partition("; ")[0]
-    )
+    shape, quant = configured.shape, context.quant or kernel_set.DEFAULT_QUANT
+    fix = kernel_sources.rebuild_fix(str(context.model), quant, devices)
+    sources = kernel_sources.find(shape.hash(), quant, context.kernel_packs, fix)
+    choice = kernel_set.choose(context.backend, quant, shape, sources, devices, reason.partition("; ")[0], fix)
     found = f"{context.model} ({origin}) would run on {choice.name}: {choice.reason}"
     programs = family.record(configured, recipe(choice.quant))
     weights = sum(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,7 +38,7 @@ class Result:
 class Context:
     """What several checks look at, found once.
 
-    model: the MODEL whose kernel set is asked for.  quant, backend: as for `serve`.
+    model: the MODEL whose kernel set is asked for.  quant, backend, kernel_packs: as for `serve`.
     """
 
     def __init__(
@@ -46,11 +46,12 @@ class Context:
         model: str | None = None,
         quant: str | None = None,
         backend: str = "auto",
+        kernel_packs: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         cgroup: Path = Path("/sys/fs/cgroup"),
         meminfo: Path = Path("/proc/meminfo"),
     ) -> None:
-        self.model, self.quant, self.backend = model, quant, backend
+        self.model, self.quant, self.backend, self.kernel_packs = model, quant, backend, kernel_packs
         self.environment = os.environ if environment is None else environment
         self.cgroup, self.meminfo = cgroup, meminfo
 
