@@ -46,15 +46,41 @@ class Recipe:
     logits: str = "f32"
 
 
-RECIPES = {
-    "f32": Recipe("f32", "f32", "f32", "f32", "f32", "f32", "f32", "f32"),
-    "bf16": Recipe("bf16", "bf16", "bf16", "bf16", "bf16", "bf16", "bf16", "bf16"),
+def _weights(name: str, format: str) -> Recipe:
+    """A recipe that stores projections and experts in `format`, and the rest as `bf16` does.
+
+    The head, the embedding and the router stay bf16 (formats.md): each is read once per step, and errors in
+    them reach every token's logits or choice of experts.
+    """
+    return Recipe(name, format, format, "bf16", "bf16", "bf16", "bf16", "bf16")
+
+
+QUANTS = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("f32", "f32", "f32", "f32", "f32", "f32", "f32", "f32"),
+        Recipe("bf16", "bf16", "bf16", "bf16", "bf16", "bf16", "bf16", "bf16"),
+        _weights("fp8", "fp8"),
+        _weights("nvfp4", "nvfp4"),
+        _weights("int4", "int4"),
+        _weights("int8", "int8"),
+    )
 }
+"""Every recipe, by name."""
+
+RECIPES = {
+    name: recipe
+    for name, recipe in QUANTS.items()
+    if {recipe.projections, recipe.experts, recipe.lm_head, recipe.embedding, recipe.kv} <= set(DTYPE_BYTES)
+}
+"""Recipes whose formats are plain element types: what the ops' contracts can express so far."""
 
 
 def recipe(name: str) -> Recipe:
     """The recipe called `name`. Raises ConfigError naming the nearest ones."""
-    if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES) or sorted(RECIPES)
-        raise ConfigError("quant", f"unknown quant {name!r}", ", ".join(sorted(RECIPES)), f"nearest: {near[0]}")
-    return RECIPES[name]
+    if name not in QUANTS:
+        near = difflib.get_close_matches(name, QUANTS)
+        raise ConfigError(
+            "quant", f"unknown quant {name!r}", ", ".join(sorted(QUANTS)), f"nearest: {near[0]}" if near else ""
+        )
+    return QUANTS[name]

@@ -1,0 +1,118 @@
+"""Whether a target has kernels, derived from the tree: ready, or "no kernels yet" and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from atlas.errors import AtlasError
+from atlas.models import family_of
+from atlas.runtime.program import KernelKey
+from atlas.targets.quant import recipe
+from atlas.targets.resolution import ANY_MODEL, MissingKernel, Target, facts, find
+from atlas.targets.shape import Shard
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """reason: why there are no kernels, empty where the target is ready.
+
+    lacks: what there is none of: "family" (for the model), "quant" (on the hardware), "op" (in the recipe), or
+        "kernel" (for an op of the recorded program; `missing` is then the error that names it).
+    """
+
+    reason: str = ""
+    lacks: str = ""
+    missing: MissingKernel | None = None
+
+    @property
+    def ready(self) -> bool:
+        return not self.reason
+
+    def __str__(self) -> str:
+        return "ready" if self.ready else f"no kernels yet: {self.reason}"
+
+
+def status(target: Target) -> Status:
+    """The status of a target.
+
+    Raises:
+        BuildError: a tree that contradicts itself (two files that claim an op at one level).
+    """
+    keys: tuple[KernelKey, ...] = ()
+    if target.model != ANY_MODEL and (reason := unrecorded(target.facts)):
+        return Status(reason, "family")
+    if target.quant not in target.hardware.quants:
+        return Status(f"{target.hardware.name} has no {target.quant} kernels", "quant")
+    if target.model != ANY_MODEL:
+        keys, reason = _closure(json.dumps(target.facts, sort_keys=True), target.quant)
+        if reason:
+            return Status(reason, "op")
+    for op in dict.fromkeys(key.op for key in keys):
+        try:
+            find(target, op)
+        except MissingKernel as error:
+            return Status(f"{target.hardware.name} has no kernel for op {op}", "kernel", error)
+    return Status()
+
+
+def summary(states: Mapping[Target, Status]) -> str:
+    """Why targets have no kernels, in one line: what many lack alike is said once."""
+    groups: dict[str, dict[Target, str]] = {}
+    for target, state in states.items():
+        if not state.ready:
+            key = state.lacks if state.lacks in ("family", "quant") else state.reason
+            groups.setdefault(key, {})[target] = state.reason
+    parts = []
+    for key, reasons in groups.items():
+        names = {part: list(dict.fromkeys(text(target) for target in reasons)) for part, text in _PARTS.items()}
+        if len(set(reasons.values())) == 1:
+            text = next(iter(reasons.values()))
+        elif key == "family":
+            text = f"no family in atlas/models records {', '.join(names['model'])}"
+        else:
+            verb = "has" if len(names["hardware"]) == 1 else "have"
+            text = f"{', '.join(names['hardware'])} {verb} no {', '.join(names['quant'])} kernels"
+        parts.append(f"{text} ({len(reasons)})" if len(groups) > 1 else text)
+    return "; ".join(parts)
+
+
+_PARTS: dict[str, Callable[[Target], str]] = {
+    "hardware": lambda target: target.hardware.name,
+    "model": lambda target: target.model,
+    "quant": lambda target: target.quant,
+}
+
+
+def unrecorded(config: Mapping[str, Any]) -> str:
+    """Why no family records this model; empty if one does."""
+    names = config.get("architectures") or ["?"]
+    try:
+        family = family_of(config)
+    except AtlasError:
+        return f"no family in atlas/models records {names[0]}"
+    try:
+        family.configure(config, Shard())
+    except AtlasError as error:
+        return f"the family of {names[0]} does not record it: {error.found}"
+    return ""
+
+
+@functools.cache
+def _closure(config: str, quant: str) -> tuple[tuple[KernelKey, ...], str]:
+    """Every kernel of a model's programs under a recipe, or why they cannot be recorded."""
+    document = json.loads(config)
+    family = family_of(document)
+    try:
+        return tuple(family.record(family.configure(document, Shard()), recipe(quant)).closure()), ""
+    except AtlasError as error:
+        return (), f"recipe {quant} has no ops: {error.where}: {error.found}"
+
+
+def models(root: Path) -> dict[str, dict[str, Any]]:
+    """Facts of the models that a family records: those that kernels can be compiled for."""
+    return {name: config for name, config in facts(root).items() if not unrecorded(config)}
