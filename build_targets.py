@@ -1,22 +1,30 @@
-"""Builds targets: the PEP 517 hooks of this project, and the command CMake calls.
+"""Builds targets: the PEP 517 hooks of this project, and its commands on the kernel tree.
 
 `pip install .` calls the hooks below; they add the CUDA compiler wheels to the build requirements
-when a CUDA target is asked for, then hand over to scikit-build-core. CMake calls this file back:
+when a CUDA target is asked for, then hand over to scikit-build-core. The commands, of which --list, --plan,
+--matrix, --build and --report print JSON with --json:
 
-    python build_targets.py --generate FOLDER     compile the selected targets; write manifest.json,
-                                                  images.bin and targets.cmake
-    python build_targets.py --list                show the targets the tree has, and those selected
+    --list            hardware, models and quants, with the status of every target, and what is selected
+    --plan            for the selected targets every kernel, the file that serves it and why; compiles nothing
+    --matrix          a CI matrix: one wheel for each target that has kernels (JSON)
+    --build [FOLDER]  compile the selected targets into FOLDER; without it, rebuild this Python's editable install
+    --report [FOLDER] registers, spills, shared memory, bytes and seconds of the build in FOLDER, or the newest here
+    --generate FOLDER what CMake calls: manifest.json, images.bin and targets.cmake
 
-Targets are selected by ATLAS_TARGET_HW, ATLAS_TARGET_MODEL and ATLAS_TARGET_QUANT.
+Targets are selected by ATLAS_TARGET_HW, ATLAS_TARGET_MODEL and ATLAS_TARGET_QUANT: names, comma lists or `*`
+patterns. Unset, the hardware is this machine's GPU and `cpu`.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import platform
+import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -24,9 +32,12 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
 from atlas.build import compile as compiler  # noqa: E402
+from atlas.build import report  # noqa: E402
+from atlas.build.manifest import Manifest  # noqa: E402
 from atlas.errors import AtlasError, BuildError  # noqa: E402
+from atlas.targets import inplace, listing  # noqa: E402
 from atlas.targets import target as targets  # noqa: E402
-from atlas.targets.hardware import Hardware, walk  # noqa: E402
+from atlas.targets.hardware import Hardware  # noqa: E402
 
 KERNELS = ROOT / "kernels"
 
@@ -101,13 +112,25 @@ def cpu_levels(hardware: Hardware, machine: str) -> list[tuple[str, tuple[str, .
     return levels
 
 
-def generate(folder: Path, machine: str, jobs: int) -> None:
-    """Compile the selected targets into `folder` for CMake to embed."""
+def say(text: str) -> None:
+    """A remark: on stderr, so that --json leaves nothing but JSON on stdout."""
+    print(f"atlas: {text}", file=sys.stderr, flush=True)
+
+
+def compile_selected(folder: Path, jobs: int) -> tuple[Manifest, targets.Selection]:
+    """Compile the selected targets into `folder`: manifest.json, images.bin and the compile times."""
     selection = targets.select(KERNELS, os.environ)
     for note in selection.notes:
-        print(f"atlas: {note}")
-    manifest, blob = compiler.build(KERNELS, selection.targets, jobs, lambda text: print(f"atlas: {text}"))
+        say(note)
+    manifest, blob = compiler.build(KERNELS, selection.targets, jobs, say)
     compiler.write(folder, manifest, blob)
+    report.write_seconds(folder, report.seconds_of(manifest))
+    return manifest, selection
+
+
+def generate(folder: Path, machine: str, jobs: int) -> None:
+    """Compile the selected targets into `folder` for CMake to embed."""
+    manifest, selection = compile_selected(folder, jobs)
     cpu = next(target.hardware for target in selection.targets if target.hardware.kind == "cpu")
     files = sorted(
         {(KERNELS / kernel.source).as_posix() for s in manifest.sets if s.kind == "cpu" for kernel in s.kernels}
@@ -122,49 +145,59 @@ def generate(folder: Path, machine: str, jobs: int) -> None:
     output = folder / "targets.cmake"
     if not output.exists() or output.read_text() != text:
         output.write_text(text)
-    _table(manifest)
+    print(report.text(report.read(folder)))
 
 
-def _table(manifest: Any) -> None:
-    """One line per device kernel: the figures that decide how well it can run."""
-    for kernel_set in manifest.sets:
-        if kernel_set.kind == "cpu":
-            print(f"atlas: {kernel_set.name}: {len(kernel_set.kernels)} kernels, compiled by the host compiler")
-            continue
-        print(f"atlas: {kernel_set.name} ({kernel_set.arch})")
-        print(f"  {'kernel':<88}{'regs':>5}{'spill':>6}{'smem':>7}{'bytes':>8}")
-        for kernel in kernel_set.kernels:
-            size = manifest.images[kernel.image].size
-            shared = kernel.shared + kernel.static_shared
-            print(f"  {kernel.name:<88}{kernel.registers:>5}{kernel.spills:>6}{shared:>7}{size:>8}")
+def build(folder: Path | None, jobs: int, as_json: bool) -> None:
+    """Compile kernel sets into `folder`, or rebuild the editable install."""
+    if folder is None:
+        command, environment = inplace.command(ROOT, os.environ, inplace.editable_root(), inplace.recorded_selection())
+        chosen = " ".join(f"{name}={environment[name]}" for name in targets.VARIABLES if environment.get(name))
+        say(f"rebuilding the editable install of {ROOT} with {chosen or 'no ATLAS_TARGET_* variable'}")
+        code = subprocess.run(command, env=environment, check=False, stdout=sys.stderr).returncode
+        if code:
+            raise BuildError(" ".join(command), f"failed with exit code {code}; the reason stands above")
+        folder = report.latest(ROOT)
+    else:
+        compile_selected(folder, jobs)
+    show(report.read(folder), report.text, as_json)
 
 
-def list_targets() -> None:
-    """Print hardware, models, and the selection the environment makes."""
-    for name, hardware in walk(KERNELS).items():
-        kind = "abstract" if hardware.abstract else hardware.arch or "host compiler"
-        print(f"{name:<10} {kind:<14} quants: {', '.join(hardware.quants) or '-':<10} {hardware.description}")
-    print("models:   ", ", ".join(targets.models(KERNELS)))
-    selection = targets.select(KERNELS, os.environ)
-    for note in selection.notes:
-        print(note)
-    print("selected: ", ", ".join(target.name for target in selection.targets))
+def show(document: Any, text: Callable[[Any], str], as_json: bool) -> None:
+    print(json.dumps(document, indent=1) if as_json else text(document))
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--generate", type=Path, metavar="FOLDER", help="compile the selected targets into FOLDER")
-    parser.add_argument("--list", action="store_true", help="show the targets of the tree and the selection")
+    commands = parser.add_mutually_exclusive_group(required=True)
+    commands.add_argument("--list", action="store_true", help="the targets of the tree and the selection")
+    commands.add_argument("--plan", action="store_true", help="which file serves each kernel of the selection")
+    commands.add_argument("--matrix", action="store_true", help="JSON for CI: one wheel per target with kernels")
+    commands.add_argument("--build", type=Path, nargs="?", const="", metavar="FOLDER", help="compile the selection")
+    commands.add_argument("--report", type=Path, nargs="?", const="", metavar="FOLDER", help="figures of a build")
+    commands.add_argument("--generate", type=Path, metavar="FOLDER", help="compile the selection for CMake")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--machine", default=platform.machine(), help="host machine, as `uname -m` says it")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="kernels compiled at a time")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     try:
         if arguments.generate:
             generate(arguments.generate, arguments.machine, arguments.jobs)
         elif arguments.list:
-            list_targets()
+            show(listing.tree(KERNELS, os.environ), listing.tree_text, arguments.json)
+        elif arguments.plan:
+            selection = targets.select(KERNELS, os.environ)
+            for note in selection.notes:
+                say(note)
+            show(listing.plan(KERNELS, selection.targets), listing.plan_text, arguments.json)
+        elif arguments.matrix:
+            print(json.dumps(listing.matrix(KERNELS, os.environ)))
+        elif arguments.build is not None:
+            build(arguments.build if arguments.build.parts else None, arguments.jobs, arguments.json)
         else:
-            parser.print_help()
+            folder = arguments.report if arguments.report.parts else report.latest(ROOT)
+            say(f"report of {folder}")
+            show(report.read(folder), report.text, arguments.json)
     except AtlasError as error:
         sys.exit(f"atlas: {error}")
 

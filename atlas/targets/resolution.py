@@ -87,15 +87,16 @@ def resolve(target: Target, op: str) -> Path:
     return find(target, op)[0]
 
 
-def tuning(target: Target, op: str) -> dict[str, int]:
-    """Knob values of `op` from `tuning.toml` files, a table per op; {} if none has any.
+def tuning(target: Target, op: str) -> dict[str, Any]:
+    """The table of `op` from `tuning.toml` files: knob values, and tables of knob values by kernel name.
 
-    A level states only what differs from the levels behind it: the nearest value of each knob applies.
+    A level states only what differs from the levels behind it: the nearest value of each knob applies. {} if no
+    level states any.
 
     Raises:
         BuildError: a file that is not TOML, or an op's entry that is no table.
     """
-    values: dict[str, int] = {}
+    merged: dict[str, Any] = {}
     for level in levels(target):
         file = level.folder / "tuning.toml"
         if not file.exists():
@@ -106,8 +107,12 @@ def tuning(target: Target, op: str) -> dict[str, int]:
             raise BuildError(str(file), f"not valid TOML: {error}") from None
         if not isinstance(table, dict):
             raise BuildError(str(file), f"{op} is {table!r}", f"a table [{op}] of knobs")
-        values = {**table, **values}
-    return values
+        for key, value in table.items():
+            if isinstance(value, dict):
+                merged[key] = {**value, **merged.get(key, {})}
+            else:
+                merged.setdefault(key, value)
+    return merged
 
 
 def facts(root: Path) -> dict[str, dict[str, Any]]:

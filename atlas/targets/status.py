@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from atlas.errors import AtlasError
+from atlas.errors import AtlasError, BuildError
 from atlas.models import family_of
 from atlas.runtime.program import KernelKey
 from atlas.targets.quant import recipe
@@ -100,6 +100,14 @@ def unrecorded(config: Mapping[str, Any]) -> str:
     except AtlasError as error:
         return f"the family of {names[0]} does not record it: {error.found}"
     return ""
+
+
+def closure(config: Mapping[str, Any], quant: str) -> tuple[KernelKey, ...]:
+    """Every kernel that a model's programs need under a recipe. Raises BuildError where there are none."""
+    keys, reason = _closure(json.dumps(config, sort_keys=True), quant)
+    if reason:
+        raise BuildError(f"quant {quant}", reason)
+    return keys
 
 
 @functools.cache
