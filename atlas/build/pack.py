@@ -118,7 +118,7 @@ def read(path: Path, fix: str = "") -> Pack:
     file = _File(str(path), fix or rebuild())
     try:
         # Non-blocking: opening a named pipe would wait for its writer.
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as stream:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise file.refusal("not a regular file", f"a kernel pack ({SUFFIX})")

@@ -20,6 +20,9 @@ Check = Callable[[Any, str], Any]
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _NOT_BRACKETS = re.compile(r"[^\[\]{}]+")
 
+_REPR = reprlib.Repr()
+_REPR.maxstring = 60
+
 
 class Malformed(ValueError):
     """field: which value, e.g. `sets[0].kernels[3].block`; found: what it is; accepted: what it may be."""
@@ -64,8 +67,8 @@ def _no_number(text: str) -> NoReturn:
 
 
 def shown(value: Any) -> str:
-    """A value for a message: short, and ASCII whatever it holds."""
-    return ascii(value) if isinstance(value, str) and len(value) <= 60 else ascii(reprlib.repr(value))
+    """A value for a message: short, and printable ASCII whatever it holds."""
+    return _REPR.repr(value).encode("ascii", "backslashreplace").decode()
 
 
 def integer(low: int, high: int) -> Check:
