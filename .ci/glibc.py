@@ -16,8 +16,18 @@ from pathlib import Path
 
 LEGACY = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 
-GLIBCXX = {(2, 17): (3, 4, 19), (2, 24): (3, 4, 22), (2, 26): (3, 4, 24), (2, 28): (3, 4, 24), (2, 31): (3, 4, 28)}
-"""Newest GLIBCXX_ that a manylinux tag allows, by glibc version (auditwheel's policies)."""
+GLIBCXX = {
+    (2, 5): (3, 4, 8),
+    (2, 12): (3, 4, 13),
+    (2, 17): (3, 4, 19),
+    (2, 24): (3, 4, 22),
+    (2, 27): (3, 4, 24),
+    (2, 31): (3, 4, 28),
+    (2, 34): (3, 4, 29),
+    (2, 35): (3, 4, 30),
+    (2, 39): (3, 4, 33),
+}
+"""Newest GLIBCXX_ that a manylinux tag allows, from this glibc version on (auditwheel's policies)."""
 
 Version = tuple[int, ...]
 
@@ -57,7 +67,7 @@ def broken_promise(tag: str, symbols: str) -> str:
         return ""
     if (need := found.get("GLIBC", ())) > glibc:
         return f"needs GLIBC_{_text(need)}, the tag {tag} promises {_text(glibc)}"
-    allowed = max((cxx for base, cxx in GLIBCXX.items() if base <= glibc), default=(3, 4, 9))
+    allowed = max((cxx for base, cxx in GLIBCXX.items() if base <= glibc), default=(3, 4, 8))
     if (need := found.get("GLIBCXX", ())) > allowed:
         return f"needs GLIBCXX_{_text(need)}, the tag {tag} promises {_text(allowed)}"
     return ""

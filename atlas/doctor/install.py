@@ -90,7 +90,7 @@ def variables(context: Context) -> list[Result]:
     results = []
     for name in given:
         if name not in VARIABLES:
-            near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.7)
             remedy = f"did you mean {near[0]}?" if near else f"unset it; known are {', '.join(VARIABLES)}"
             results.append(Result("variables", "problem", f"{name} is not a variable of Atlas", remedy))
     level = given.get("ATLAS_LOG_LEVEL", "info")
