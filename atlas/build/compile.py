@@ -3,46 +3,30 @@ specialised and compiled once, and the result described by a manifest."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import hashlib
-import json
 import os
-import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from atlas.build import kernel_file
-from atlas.build.kernel_file import Declaration
-from atlas.build.manifest import CORE_ABI, Image, KernelEntry, KernelSet, Manifest
+from atlas.build import architecture, kernel_file
+from atlas.build.cache import write_atomically
+from atlas.build.manifest import Image, KernelEntry, KernelSet, Manifest
 from atlas.errors import BuildError
 from atlas.models import family_of
 from atlas.ops import OPS
 from atlas.runtime.program import KernelKey
 from atlas.targets import target as targets
-from atlas.targets.hardware import Hardware
 from atlas.targets.quant import recipe
 from atlas.targets.shape import Shard
 from atlas.targets.target import ANY_MODEL, Target
 
-_INCLUDE = re.compile(r'^\s*#\s*include\s+"(atlas/[^"]+)"', re.MULTILINE)
-
-
-@dataclasses.dataclass(frozen=True)
-class Compiled:
-    """A compiled kernel: its image and what ptxas said about it."""
-
-    image: bytes
-    registers: int
-    spills: int
-    stack: int
-    static_shared: int
-
-
-def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/atlas/kernels`, by default under `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atlas" / "kernels"
+EMBED_VARIABLE = "ATLAS_EMBED"
+EMBED_CHOICES = {
+    "cubin": "machine code for the hardware's architecture",
+    "ptx": "PTX that the driver compiles at load",
+    "both": "machine code, and PTX for devices that it does not run on",
+}
 
 
 def closure(target: Target) -> list[KernelKey]:
@@ -69,33 +53,44 @@ def build(
         selection = {name: os.environ[name] for name in SELECTION_VARIABLES if name in os.environ}
     recorded = {**selection, "targets": ",".join(target.name for target in selected)}
     blob = ImageBlob()
+    gpu = [target for target in selected if target.hardware.kind != "cpu"]
+    entries = _compile_all(root, [(t, closure(t), t.hardware.arch) for t in gpu], jobs, blob, report) if gpu else []
+    by_target = dict(zip((target.name for target in gpu), entries, strict=True))
     sets = []
-    compiler = "host"
     for target in selected:
         if target.hardware.kind == "cpu":
             sets.append(_cpu_set(root, target))
             continue
-        from atlas.build import cuda
-
-        compiler = cuda.compiler_version()
-        family = family_of(target.facts)
-        shape_hash = family.configure(target.facts, Shard()).shape.hash()
-        arch = target.hardware.arch
-        kernels = compile_keys(root, target, closure(target), arch, jobs, blob)
+        shape_hash = family_of(target.facts).configure(target.facts, Shard()).shape.hash()
+        hardware, kernels = target.hardware, by_target[target.name]
         sets.append(
             KernelSet(
-                target.hardware.name,
+                hardware.name,
                 "cuda",
                 target.model,
                 target.quant,
                 shape_hash,
-                arch,
-                target.hardware.compute_capability,
+                hardware.arch,
+                hardware.compute_capability,
                 kernels,
             )
         )
-        report(f"{target.name}: {len(kernels)} kernels for {arch}, shape {shape_hash}")
-    return Manifest(tuple(sets), tuple(blob.images), compiler, selection=recorded), bytes(blob.data)
+        report(f"{target.name}: {len(kernels)} kernels for {hardware.arch}, shape {shape_hash}")
+    compiler = "host"
+    flags: tuple[str, ...] = ()
+    if gpu:
+        from atlas.build import cuda
+
+        compiler, flags = cuda.compiler_version(), cuda.OPTIONS
+    return Manifest(tuple(sets), tuple(blob.images), compiler, flags=flags, selection=recorded), bytes(blob.data)
+
+
+def embed_choice(environment: Mapping[str, str] = os.environ) -> str:
+    """What `ATLAS_EMBED` asks for: cubin (if unset), ptx or both. Raises BuildError on another value."""
+    choice = environment.get(EMBED_VARIABLE) or "cubin"
+    if choice not in EMBED_CHOICES:
+        raise BuildError(EMBED_VARIABLE, repr(choice), "; ".join(f"{k}: {v}" for k, v in EMBED_CHOICES.items()))
+    return choice
 
 
 class ImageBlob:
@@ -123,117 +118,44 @@ def compile_keys(
     """Compile kernels of one CUDA target for `arch`, `jobs` at a time.
 
     Raises:
-        BuildError: an op without a kernel, a compile error, undeclared spills, or more shared memory
-            than the hardware has.
+        BuildError: an op without a kernel, a compile error, or a kernel that fails a check
+            (atlas/build/kernel_job.py).
     """
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        compiled = pool.map(lambda key: _compile_one(root, target, key, arch), keys)
-        # In the keys' order, whichever thread was done first: the same build gives the same bytes.
-        return tuple(dataclasses.replace(entry, image=blob.add(image)) for entry, image in compiled)
+    return _compile_all(root, [(target, list(keys), arch)], jobs, blob, lambda _: None)[0]
 
 
-def _compile_one(root: Path, target: Target, key: KernelKey, arch: str) -> tuple[KernelEntry, bytes]:
-    """The manifest entry of one kernel, still without the place of its image, and the image."""
-    from atlas.build import cuda
+def _compile_all(
+    root: Path,
+    wanted: Sequence[tuple[Target, Sequence[KernelKey], str]],
+    jobs: int,
+    blob: ImageBlob,
+    report: Callable[[str], None],
+) -> list[tuple[KernelEntry, ...]]:
+    """Entries of several targets' kernels. What targets share is compiled once."""
+    from atlas.build import kernel_job
 
-    path = targets.resolve(target, key.op)
-    declared = kernel_file.declaration(path)
-    knobs = {**declared.knobs, **_checked_tuning(target, declared)}
-    grid, block, shared = declared.geometry(dict(key.constants), knobs)
-    symbol = f"atlas_{key.name()}"
-    source = path.read_text()
-    headers = include_closure(source, target.hardware, root)
-    instance = cuda.instance_header(key, symbol, knobs, block)
-    digest = _digest(
-        arch, cuda.compiler_version(), *cuda.OPTIONS, path.name, source, instance, *sorted(headers.items())
-    )
-    compiled = _cached(
-        digest, lambda: cuda.compile_kernel(path.name, source, {**headers, cuda.INSTANCE_HEADER: instance}, arch)
-    )
-    where = f"{path} for {target.name} ({key.name()})"
-    if compiled.spills > declared.spills:
-        raise BuildError(
-            where, f"{compiled.spills} bytes of register spills", f"at most {declared.spills} ([limits] spills)"
-        )
-    limit = target.hardware.shared_memory_per_block
-    if shared + compiled.static_shared > limit:
-        raise BuildError(where, f"{shared + compiled.static_shared} bytes of shared memory", f"at most {limit}")
-    entry = KernelEntry(
-        name=key.name(),
-        op=key.op,
-        contract=OPS[key.op].contract_hash(),
-        source=path.relative_to(root).as_posix(),
-        layouts=dict(declared.layouts),
-        symbol=symbol,
-        grid=tuple((axis.dim, axis.divisor, axis.multiplier) for axis in grid),
-        block=block,
-        shared=shared,
-        registers=compiled.registers,
-        spills=compiled.spills,
-        stack=compiled.stack,
-        static_shared=compiled.static_shared,
-        source_hash=digest,
-    )
-    return entry, compiled.image
-
-
-def _checked_tuning(target: Target, declared: Declaration) -> dict[str, int]:
-    tuned = targets.tuning(target, declared.op)
-    for knob in tuned:
-        if knob not in declared.knobs:
-            raise BuildError(
-                f"tuning.toml of {target.name}", f"[{declared.op}] sets {knob!r}", ", ".join(declared.knobs)
-            )
-    return tuned
-
-
-def include_closure(source: str, hardware: Hardware, root: Path) -> dict[str, str]:
-    """Text of every `#include "atlas/..."` that `source` reaches, nearest hardware first."""
-    folders = [directory / "include" for directory in hardware.chain] + [root / "include"]
-    found: dict[str, str] = {}
-    pending = _INCLUDE.findall(source)
-    while pending:
-        name = pending.pop()
-        if name in found or name == "atlas/instance.h":
-            continue
-        file = next((folder / name for folder in folders if (folder / name).exists()), None)
-        if file is None:
-            raise BuildError(f'#include "{name}"', "no such header", ", ".join(map(str, folders)))
-        found[name] = file.read_text()
-        pending += _INCLUDE.findall(found[name])
-    return found
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(json.dumps([CORE_ABI, *map(str, parts)]).encode()).hexdigest()
-
-
-def _cached(digest: str, compile_now: Callable[[], Compiled]) -> Compiled:
-    """The compile result stored under `digest`, or a new one. Files appear whole, by rename."""
-    folder = cache_folder()
-    facts, image = folder / f"{digest}.json", folder / f"{digest}.cubin"
-    try:
-        stored = json.loads(facts.read_text())
-        data = image.read_bytes()
-        if hashlib.sha256(data).hexdigest() == stored.pop("sha256"):
-            return Compiled(data, **stored)
-    except (OSError, ValueError, TypeError, KeyError):
-        pass  # absent or damaged: compile again
-    result = compile_now()
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {k: v for k, v in dataclasses.asdict(result).items() if k != "image"}
-    record["sha256"] = hashlib.sha256(result.image).hexdigest()
-    _write_atomically(image, result.image)
-    _write_atomically(facts, json.dumps(record).encode())
-    return result
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        os.chmod(temporary, 0o644)  # mkstemp makes it private
-    os.replace(temporary, path)
+    embed = embed_choice()
+    with kernel_job.Compiler(jobs) as compiler:
+        planned = []
+        for target, keys, arch in wanted:
+            planned.append([kernel_job.plan(root, target, key, arch) for key in keys])
+            for job in planned[-1]:
+                compiler.start(job)
+        entries = []
+        for jobs_of_target in planned:
+            # In the keys' order, whichever thread was done first: the same build gives the same bytes.
+            mine = []
+            for job in jobs_of_target:
+                compiled = compiler.result(job)
+                kernel_job.check(job, compiled)
+                mine.append(kernel_job.entry(job, compiled, blob.add, embed))
+            entries.append(tuple(mine))
+        new = len(compiler.compiled)
+        report(f"{compiler.distinct} different kernels, {new} compiled, {compiler.distinct - new} from the cache")
+    for arch in sorted({arch for _, _, arch in wanted}) if embed != "cubin" else ():
+        virtual = architecture.parse(arch).ptx
+        report(f"{EMBED_VARIABLE}={embed}: {virtual} PTX runs on {architecture.where(virtual)}")
+    return entries
 
 
 def _cpu_set(root: Path, target: Target) -> KernelSet:
@@ -271,4 +193,4 @@ def write(folder: Path, manifest: Manifest, blob: bytes) -> None:
     for name, data in outputs.items():
         path = folder / name
         if not path.exists() or path.read_bytes() != data:
-            _write_atomically(path, data)
+            write_atomically(path, data)

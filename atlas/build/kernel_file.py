@@ -11,12 +11,32 @@ Every kernel file opens with a comment that begins `/* atlas` and holds TOML:
     spills = 0
     [knobs]
     TILE_M = 16
+    legal = ["TILE_M * 128 <= shared_memory_per_block"]
+    [knobs.choices]
+    TILE_M = [16, 32, 64]
+    [cost]
+    bytes = "TILE_M * k * size_x"
     [layouts]
     weight = "panel16"
     */
 
 A grid axis is an integer expression over constants and knobs, or has exactly one run-time dim, as
-`dim`, `ceil_div(dim, E)` or a product of one of these with an integer expression.
+`dim`, `ceil_div(dim, E)` or a product of one of these with an integer expression. Expressions know the
+op's constants, the knobs, and `size_<operand>`, bytes of an operand's element; rules
+of legality also `multiprocessors` and `shared_memory_per_block` of the hardware.
+
+| table | key | meaning |
+| --- | --- | --- |
+| launch | grid, block, shared | launch geometry; dynamic shared memory in bytes |
+| limits | spills | bytes of register spills allowed; 0 if absent |
+| limits | seconds | processor time that compiling may take; 30 if absent |
+| limits | unread | inputs that this kernel has no need to read |
+| limits | same_bits | true: every choice of knobs gives the same bits, and tuning holds it to that |
+| knobs | NAME | the declared value |
+| knobs | legal | comparisons that a choice must satisfy |
+| knobs.choices | NAME | values to choose from, by tuning or by the cost model |
+| cost | bytes, flops, trips, steps, memory | what a block costs, for the cost model (atlas/build/cost_model.py) |
+| layouts | OPERAND | its storage layout (atlas/weights/layouts.py) |
 """
 
 from __future__ import annotations
@@ -24,9 +44,10 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import operator
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +57,23 @@ from atlas.targets.expression import evaluate, names_in
 
 _DECLARATION = re.compile(r"/\* atlas\n(.*?)\*/", re.DOTALL)
 _CPU_KERNEL = re.compile(r"^ATLAS_CPU_KERNEL\(\s*\"([\w.]+)\"", re.MULTILINE)
+COSTS = ("bytes", "flops", "trips", "steps", "memory")
 _TABLES: dict[str, tuple[str, ...] | None] = {
     "launch": ("grid", "block", "shared"),
-    "limits": ("spills",),
+    "limits": ("spills", "seconds", "unread", "same_bits"),
     "knobs": None,
     "layouts": None,
+    "cost": COSTS,
 }
+_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+DEFAULT_SECONDS = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +97,20 @@ class Declaration:
     spills: int
     knobs: Mapping[str, int]
     layouts: Mapping[str, str]
+    choices: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    legal: tuple[str, ...] = ()
+    cost: Mapping[str, str | int] = dataclasses.field(default_factory=dict)
+    seconds: float = DEFAULT_SECONDS
+    unread: tuple[str, ...] = ()
+    same_bits: bool = False
+
+    def violated(self, names: Mapping[str, int]) -> str | None:
+        """The first of `legal` that does not hold for these constants, knobs and hardware facts."""
+        for text in self.legal:
+            left, compare, right = _comparison(text, str(self.path))
+            if not compare(evaluate(left, names, str(self.path)), evaluate(right, names, str(self.path))):
+                return text
+        return None
 
     def geometry(
         self, constants: Mapping[str, int | float], knobs: Mapping[str, int]
@@ -104,10 +150,16 @@ def declaration(path: Path) -> Declaration:
         for key in content:
             if keys is not None and key not in keys:
                 raise BuildError(where, f"unknown key {key!r} in [{table}]", ", ".join(keys))
-    knobs, layouts = document.get("knobs", {}), document.get("layouts", {})
-    for knob, value in knobs.items():
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise BuildError(where, f"knob {knob} is {value!r}", "an integer")
+    layouts = document.get("layouts", {})
+    knobs, choices, legal = _knobs(document.get("knobs", {}), where)
+    limits = document.get("limits", {})
+    for key, kind in (("spills", int), ("seconds", (int, float)), ("unread", list), ("same_bits", bool)):
+        if key in limits and (not isinstance(limits[key], kind) or (kind is int and isinstance(limits[key], bool))):
+            raise BuildError(where, f"[limits] {key} is {limits[key]!r}", _LIMIT_KINDS[key])
+    inputs = [operand.name for operand in OPS[op].operands if operand.mode == "in"]
+    for name in limits.get("unread", []):
+        if name not in inputs:
+            raise BuildError(where, f"[limits] unread names {name!r}", ", ".join(inputs))
     for operand in layouts:
         if operand not in {o.name for o in OPS[op].operands}:
             raise BuildError(where, f"[layouts] names {operand!r}", ", ".join(o.name for o in OPS[op].operands))
@@ -121,10 +173,58 @@ def declaration(path: Path) -> Declaration:
         tuple(grid),
         launch.get("block", 1),
         launch.get("shared", 0),
-        document.get("limits", {}).get("spills", 0),
+        limits.get("spills", 0),
         knobs,
         layouts,
+        choices,
+        legal,
+        document.get("cost", {}),
+        limits.get("seconds", DEFAULT_SECONDS),
+        tuple(limits.get("unread", [])),
+        limits.get("same_bits", False),
     )
+
+
+_LIMIT_KINDS = {
+    "spills": "bytes",
+    "seconds": "a number of seconds",
+    "unread": "a list of inputs",
+    "same_bits": "true or false",
+}
+
+
+def _knobs(table: dict[str, Any], where: str) -> tuple[dict[str, int], dict[str, tuple[int, ...]], tuple[str, ...]]:
+    """Declared values, choices and legality rules of a [knobs] table."""
+    values = dict(table)
+    legal, choices = values.pop("legal", []), values.pop("choices", {})
+    for knob, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise BuildError(where, f"knob {knob} is {value!r}", "an integer")
+    if not isinstance(legal, list) or not all(isinstance(text, str) for text in legal):
+        raise BuildError(where, f"[knobs] legal is {legal!r}", "a list of comparisons")
+    for text in legal:
+        _comparison(text, where)
+    if not isinstance(choices, dict):
+        raise BuildError(where, f"[knobs] choices is {choices!r}", "a table: knob = [values]")
+    for knob, options in choices.items():
+        if knob not in values:
+            raise BuildError(where, f"[knobs.choices] names {knob!r}", ", ".join(values) or "no knob is declared")
+        if not isinstance(options, list) or not all(type(option) is int for option in options):
+            raise BuildError(where, f"choices of {knob} are {options!r}", "a list of integers")
+        if values[knob] not in options:
+            raise BuildError(where, f"choices of {knob} are {options}", f"a list that holds its value {values[knob]}")
+    return values, {knob: tuple(options) for knob, options in choices.items()}, tuple(legal)
+
+
+def _comparison(text: str, where: str) -> tuple[str, Callable[[int, int], bool], str]:
+    """Left side, comparison and right side of `A <= B`."""
+    try:
+        node = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        node = None
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARISONS:
+        return ast.unparse(node.left), _COMPARISONS[type(node.ops[0])], ast.unparse(node.comparators[0])
+    raise BuildError(where, f"[knobs] legal has {text!r}", "a comparison of two integer expressions, e.g. 'A % 8 == 0'")
 
 
 def cpu_signatures(path: Path) -> list[str]:

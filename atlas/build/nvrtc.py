@@ -35,7 +35,7 @@ def compile(source: str, name: str, headers: Mapping[str, str], options: Sequenc
     Raises:
         BuildError: naming `name`, with the compiler's log; also when the toolchain is missing.
     """
-    tools = toolchain.find()
+    tools = toolchain.wheels()
     library = _library(str(tools.nvrtc), str(tools.nvrtc_builtins))
     arguments = [*options, *(f"--include-path={folder}" for folder in tools.includes)]
     program = ctypes.c_void_p()
@@ -106,6 +106,6 @@ def _check(library: ctypes.CDLL, status: int, name: str, call: str) -> None:
 
 def _virtual(text: str) -> str:
     """`text` without this machine's folders: line info and logs name headers as <cuda>/cuda_bf16.hpp."""
-    for folder in toolchain.find().includes:
+    for folder in toolchain.wheels().includes:
         text = text.replace(f"{folder}{os.sep}", "<cuda>/")
     return text.replace(f"{os.getcwd()}{os.sep}", "")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import subprocess
 import tempfile
 from pathlib import Path
 
-from atlas.build import toolchain
+from atlas.build import process, toolchain
 from atlas.errors import BuildError
 
 
@@ -29,7 +28,7 @@ class Resources:
 
 @dataclasses.dataclass(frozen=True)
 class Cubin:
-    """A device image for one architecture, its resources, and the assembler's log."""
+    """A device image for one architecture, its resources, the assembler's log and its processor time."""
 
     image: bytes
     registers: int
@@ -38,6 +37,7 @@ class Cubin:
     stack: int
     static_shared: int
     log: str
+    seconds: float = dataclasses.field(default=0.0, compare=False)
 
     @property
     def spills(self) -> int:
@@ -51,22 +51,18 @@ def assemble(ptx: str, arch: str, name: str = "kernel") -> Cubin:
     Raises:
         BuildError: ptxas refuses the text; the log is in the message.
     """
-    tools = toolchain.find()
     toolchain.check_arch(arch)
+    tools = toolchain.wheels()
     with tempfile.TemporaryDirectory(prefix="atlas-ptxas-") as folder:
         # Run inside the folder under fixed names, so that no path of this machine can reach the image.
         Path(folder, "kernel.ptx").write_text(ptx)
         command = [str(tools.ptxas), f"--gpu-name={arch}", "--verbose", "--warning-as-error"]
         command += ["--output-file=kernel.cubin", "kernel.ptx"]
-        try:
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        except OSError as error:
-            raise BuildError("ptxas", f"could not be run ({error})") from None
-        log = (done.stdout + done.stderr).strip()
-        if done.returncode != 0:
-            raise BuildError(f"kernel {name}", f"ptxas for {arch} failed\n{log}")
+        done = process.run(command, Path(folder), "ptxas")
+        if done.status != 0:
+            raise BuildError(f"kernel {name}", f"ptxas for {arch} failed\n{done.log}")
         image = Path(folder, "kernel.cubin").read_bytes()
-    return Cubin(image, **dataclasses.asdict(parse_resources(log)), log=log)
+    return Cubin(image, **dataclasses.asdict(parse_resources(done.log)), log=done.log, seconds=done.seconds)
 
 
 def parse_resources(log: str) -> Resources:

@@ -5,6 +5,9 @@ block = "WARPS * 32"
 [knobs]
 HEADS = 8
 WARPS = 4
+[knobs.choices]
+HEADS = [1, 2, 4, 8]
+WARPS = [2, 4, 8]
 */
 // paged_attention: out[r, h] = softmax(q[r, h] . K / sqrt(head_dim)) V over positions
 // 0..row_position[r].

@@ -4,6 +4,8 @@ grid = ["rows", 1, 1]
 block = "THREADS"
 [knobs]
 THREADS = 256
+[knobs.choices]
+THREADS = [64, 128, 256, 512]
 */
 // rms_norm: out = x / sqrt(mean(x^2) + eps) * weight, in fp32, rounded once.
 //

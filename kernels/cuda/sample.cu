@@ -4,6 +4,8 @@ grid = ["logits", 1, 1]
 block = "THREADS"
 [knobs]
 THREADS = 512
+[knobs.choices]
+THREADS = [256, 512, 1024]
 */
 // sample: one token per row of logits; -1 for a row with a NaN or without a finite maximum.
 //

@@ -4,6 +4,8 @@ grid = ["rows", "ceil_div(intermediate, TILE)", 1]
 block = "TILE"
 [knobs]
 TILE = 256
+[knobs.choices]
+TILE = [64, 128, 256, 512]
 */
 // swiglu: out = gate / (1 + exp(-gate)) * up, in fp32, rounded once.
 //

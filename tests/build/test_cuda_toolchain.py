@@ -16,6 +16,7 @@ import pytest
 import atlas
 from atlas.build import compile as build
 from atlas.build import cuda, kernel_file, ptxas, toolchain
+from atlas.build.cache import Compiled
 from atlas.build.instance import instance_header
 from atlas.errors import BuildError
 from atlas.ops import OPS
@@ -56,12 +57,12 @@ def wheels() -> None:
 
 @pytest.fixture
 def forget_toolchain() -> Iterator[None]:
-    toolchain.find.cache_clear()
+    toolchain._find.cache_clear()
     yield
-    toolchain.find.cache_clear()
+    toolchain._find.cache_clear()
 
 
-def compile_swiglu(source: str | None = None, arch: str = "sm_90a") -> build.Compiled:
+def compile_swiglu(source: str | None = None, arch: str = "sm_90a") -> Compiled:
     path = KERNELS / "cuda" / "swiglu.cu"
     declared = kernel_file.declaration(path)
     _, block, _ = declared.geometry(dict(SWIGLU.constants), declared.knobs)
@@ -85,6 +86,7 @@ def test_a_missing_wheel_is_named_with_the_command(monkeypatch: pytest.MonkeyPat
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "distribution", absent)
+    monkeypatch.delenv(toolchain.VARIABLE, raising=False)
     with pytest.raises(BuildError) as caught:
         toolchain.find()
     assert "the wheel nvidia-cuda-nvrtc-cu12 is not installed" in str(caught.value)
@@ -133,7 +135,7 @@ class TestCompiler:
 
     def test_no_path_of_this_machine_is_in_the_image(self) -> None:
         image = compile_swiglu().image
-        for path in (Path.cwd(), toolchain.find().ptxas.parents[2], KERNELS):
+        for path in (Path.cwd(), toolchain.wheels().ptxas.parents[2], KERNELS):
             assert str(path).encode() not in image
 
     def test_a_syntax_error_names_kernel_and_line(self) -> None:

@@ -1,0 +1,105 @@
+"""Chooses knobs at build time where nothing was measured: an estimate from shape and hardware facts.
+
+A kernel with choices says beside its source what one block costs (`[cost]`):
+
+- `bytes`: what it moves from memory or the L2 cache; `flops`: what it computes;
+- `trips`: memory round trips that wait for one another; `steps`: barriers it passes;
+- `memory`: what the whole launch reads from memory at least, whatever the choice.
+
+A launch is then waves of blocks over the multiprocessors. A wave lasts as long as its slowest limit:
+the chain of latencies through one block, or the bytes or flops of the blocks that share a
+multiprocessor. The model ranks choices; it does not predict times. docs/kernels/ledger.md says how its
+ranking compares with measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from atlas.build.kernel_file import COSTS, Axis, Declaration
+from atlas.targets.expression import evaluate
+from atlas.targets.hardware import Hardware
+
+ROWS: Mapping[int, float] = {1: 0.4, 8: 0.25, 32: 0.2, 128: 0.1, 512: 0.05}
+"""Rows of a step -> weight. One kernel serves every batch size, so a choice is judged over all of them;
+decode steps, 1 to 32 rows, are nearly all of the steps that a server runs."""
+
+LATENCY_US = 0.75
+"""A round trip to memory, measured on Hopper-class parts by others as 0.6 to 0.8 us under light load."""
+STEP_US = 0.08
+"""A barrier and the shared-memory traffic of one step of a tile."""
+WARP_STEP_US = 0.01
+"""Extra for each warp that a step's barrier waits for."""
+FLOPS_PER_WARP = 3.6e5
+"""Flops per microsecond of one warp by itself: an mma.m16n8k16 with its fragment loads every 20 cycles."""
+FLOPS_PER_MULTIPROCESSOR = 1.5e6
+"""Tensor-core flops per microsecond that mma.sync with fragments from shared memory reaches."""
+BYTES_PER_MULTIPROCESSOR = 32e3
+"""Bytes per microsecond that one multiprocessor draws (H200: 4.2 TB/s over 132)."""
+L2_SPEEDUP = 2.0
+"""How much faster the L2 cache delivers than memory."""
+THREADS_PER_MULTIPROCESSOR = 1536
+BLOCKS_PER_MULTIPROCESSOR = 16
+RESERVED_SHARED = 1024
+"""Shared memory that the system keeps per block."""
+
+
+def best(
+    declared: Declaration, names: Mapping[str, int], hardware: Hardware, candidates: Sequence[Mapping[str, int]]
+) -> dict[str, int]:
+    """The candidate with the lowest weighted sum; among equals the declared one, then the first."""
+    costs = [weighted(declared, names, hardware, knobs) for knobs in candidates]
+    order = sorted(
+        range(len(candidates)),
+        key=lambda i: (round(costs[i], 6), dict(candidates[i]) != dict(declared.knobs), i),
+    )
+    return dict(candidates[order[0]])
+
+
+def weighted(declared: Declaration, names: Mapping[str, int], hardware: Hardware, knobs: Mapping[str, int]) -> float:
+    """Sum over ROWS of weight x estimated time, each relative to the declared knobs' time."""
+    return sum(
+        weight
+        * microseconds(declared, names, hardware, knobs, rows)
+        / microseconds(declared, names, hardware, declared.knobs, rows)
+        for rows, weight in ROWS.items()
+    )
+
+
+def microseconds(
+    declared: Declaration, names: Mapping[str, int], hardware: Hardware, knobs: Mapping[str, int], rows: int
+) -> float:
+    """Estimated time of one launch at `rows` rows; every run-time dim of the op counts as `rows`."""
+    known = {**names, **knobs}
+    where = str(declared.path)
+    cost = {key: evaluate(declared.cost.get(key, 0), known, where) for key in COSTS}
+    grid, threads, shared = declared.geometry(names, knobs)
+    blocks = 1
+    for axis in grid:
+        blocks *= _extent(axis, rows)
+    resident = min(
+        BLOCKS_PER_MULTIPROCESSOR,
+        max(1, THREADS_PER_MULTIPROCESSOR // threads),
+        max(1, hardware.shared_memory_per_block // (shared + RESERVED_SHARED)),
+    )
+    multiprocessors = hardware.multiprocessors
+    warps = threads // 32
+    latency = cost["trips"] * LATENCY_US + cost["steps"] * (STEP_US + warps * WARP_STEP_US)
+    latency += cost["flops"] / (warps * FLOPS_PER_WARP)
+
+    def wave(count: int) -> float:
+        """Time of `count` blocks that run at once."""
+        together = -(-count // multiprocessors)
+        return max(
+            latency,
+            together * cost["bytes"] / (BYTES_PER_MULTIPROCESSOR * L2_SPEEDUP),
+            together * cost["flops"] / FLOPS_PER_MULTIPROCESSOR,
+        )
+
+    at_once = multiprocessors * resident
+    time = blocks // at_once * wave(at_once) + (wave(blocks % at_once) if blocks % at_once else 0.0)
+    return max(time, cost["memory"] / (BYTES_PER_MULTIPROCESSOR * multiprocessors))
+
+
+def _extent(axis: Axis, rows: int) -> int:
+    return axis.multiplier * (-(-rows // axis.divisor) if axis.dim >= 0 else 1)

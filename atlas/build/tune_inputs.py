@@ -1,0 +1,93 @@
+"""Inputs to tune a kernel on: random, never zero, and laid out as a real decode step has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from atlas.errors import BuildError
+from atlas.runtime.backend import Array
+from atlas.runtime.program import KernelKey
+
+CONTEXT = 1024
+"""Tokens that each sequence of an attention case has."""
+
+_SAMPLES = 1 << 24
+"""Random numbers drawn at most for one array; larger ones repeat them."""
+
+Arrays = Mapping[str, Array]
+Maker = Callable[[KernelKey, Arrays, int, np.random.Generator], None]
+
+
+def inputs(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator) -> None:
+    """Fill an op's inputs in place, the first `rows` rows of those that have rows.
+
+    Raises:
+        BuildError: no inputs are known for the op.
+    """
+    if key.op not in _MAKERS:
+        raise BuildError(
+            f"tuning op {key.op}", "no inputs are known for it", ", ".join(_MAKERS), f"add it to {__name__}"
+        )
+    _MAKERS[key.op](key, arrays, rows, rng)
+
+
+def _normal(array: Array, rng: np.random.Generator, scale: float = 1.0) -> None:
+    """N(0, scale^2) in the array's dtype; no element is zero."""
+    flat = array.reshape(-1)
+    values = rng.standard_normal(min(flat.size, _SAMPLES), np.float32) * np.float32(scale)
+    values[values == 0] = scale
+    converted = values.astype(array.dtype)
+    for begin in range(0, flat.size, converted.size):
+        part = flat[begin : begin + converted.size]
+        part[:] = converted[: part.size]
+
+
+def _linear(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator) -> None:
+    _normal(arrays["x"][:rows], rng)
+    _normal(arrays["weight"], rng, float(dict(key.constants)["k"]) ** -0.5)
+
+
+def _rms_norm(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator) -> None:
+    _normal(arrays["x"][:rows], rng)
+    _normal(arrays["weight"], rng)
+
+
+def _swiglu(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator) -> None:
+    _normal(arrays["gate_up"][:rows], rng)
+
+
+def _paged_attention(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator) -> None:
+    """Every row the last token of a sequence of CONTEXT tokens, whose blocks lie anywhere in the pool."""
+    _normal(arrays["q"][:rows], rng)
+    _normal(arrays["k_cache"], rng)
+    _normal(arrays["v_cache"], rng)
+    arrays["row_position"][:rows] = CONTEXT - 1
+    arrays["row_seq"][:rows] = np.arange(rows)
+    table: Any = arrays["block_table"]
+    blocks = arrays["k_cache"].shape[0]
+    # Every entry is a block, those of spare rows too: launches take turns over shuffles of the table.
+    entries = np.concatenate([rng.permutation(blocks), rng.integers(0, blocks, max(0, table.size - blocks))])
+    table[...] = entries[: table.size].reshape(table.shape)
+
+
+def _sample(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator) -> None:
+    """Half of the rows greedy, half with top-p: what servers see."""
+    _normal(arrays["logits"][:rows], rng, 4.0)
+    arrays["temperature"][:rows] = np.where(np.arange(rows) % 2, 0.0, 0.7)
+    arrays["top_k"][:rows] = 0
+    arrays["top_p"][:rows] = 0.95
+    arrays["seed"][:rows] = rng.integers(0, 1 << 62, rows)
+    arrays["position"][:rows] = rng.integers(0, CONTEXT, rows)
+    arrays["slot"][:rows] = -1
+
+
+_MAKERS: dict[str, Maker] = {
+    "linear": _linear,
+    "rms_norm": _rms_norm,
+    "swiglu": _swiglu,
+    "paged_attention": _paged_attention,
+    "sample": _sample,
+}

@@ -1,0 +1,368 @@
+"""The device side of tuning: checks every variant of a kernel, then times it.
+
+A variant runs in a program of many identical launches, so that a launch costs the host one driver call
+and the host waits twice per measurement. Operands that come from memory in a real step (weights, KV
+blocks) have so many copies that the L2 cache cannot hold them, and launches take turns over the copies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atlas.build import manifest
+from atlas.build.manifest import KernelEntry
+from atlas.build.tune import CASES, key_of
+from atlas.build.tune_inputs import CONTEXT, inputs
+from atlas.errors import BuildError
+from atlas.ops import OPS
+from atlas.ops.op import EXACT, Tolerance
+from atlas.runtime import core, memory_plan
+from atlas.runtime.backend import Array, Backend, BoundProgram
+from atlas.runtime.dtypes import NUMPY
+from atlas.runtime.memory_plan import MemoryPlan
+from atlas.runtime.program import KernelKey, Recorder, StepPrograms
+from atlas.runtime.step import Limits, StepBlock, offsets
+from atlas.targets.expression import evaluate
+from atlas.targets.shape import KV_BLOCK_SIZE
+from atlas.weights.layouts import LAYOUTS
+
+SYMBOLS = {
+    "rows": "n_rows",
+    "seqs": "n_seqs",
+    "logits": "n_logits",
+    "max_blocks": "max_blocks",
+    "blocks": "n_blocks",
+    "slots": "n_slots",
+}
+PER_ROW = ("rows", "seqs", "logits")
+"""Dims that a case sets to its number of rows."""
+ROTATES = {"linear": "weight", "paged_attention": "block_table"}
+"""Op -> the operand whose copies launches take turns over: what decides which memory is read."""
+CACHE_BYTES = 128 << 20
+"""More than twice any L2 cache: copies add up to this."""
+COPIES = 192
+LAUNCHES = 192
+"""Fewest launches of a program; a whole number of turns over the copies."""
+POISON = 0xFF
+SPARE = 3
+REPEATS = 5
+SECONDS = 0.006
+"""Length of one measurement."""
+MARGIN = 0.98
+"""A winner must be below this times the untuned score: the rest is noise."""
+
+
+@dataclasses.dataclass
+class Bench:
+    """One kernel's buffers on the device, and what its outputs must be."""
+
+    key: KernelKey
+    programs: StepPrograms
+    limits: Limits
+    plan: MemoryPlan
+    physical: Mapping[str, int]
+    arrays: Mapping[str, Array]
+    copies: int
+    layouts: Mapping[str, str]
+
+
+def measure(folder: Path, out: Path, device: int) -> None:
+    """Check and time every variant that `tune --prepare` left in `folder`; write the result to `out`.
+
+    The result is written after every kernel, so that an interrupted run leaves what it has.
+
+    Raises:
+        BuildError: the folder is damaged, or a variant is wrong (after the result is written).
+    """
+    document = json.loads((folder / CASES).read_text())
+    known, images = manifest.from_json(
+        (folder / "manifest.json").read_text(), (folder / "images.bin").read_bytes(), str(folder)
+    )
+    entries = {kernel.name: kernel for kernel_set in known.sets for kernel in kernel_set.kernels}
+    backend = core.cuda_backend(images, device)
+    result = run_cases(backend, document, entries, out)
+    wrong = [f"{case['kernel']} {v['knobs']}: {v['error']}" for case in result["cases"] for v in case["wrong"]]
+    wrong += result["failed"]
+    if wrong:
+        raise BuildError("tune", f"{len(wrong)} variants are wrong: {'; '.join(wrong[:5])}", fix=f"see {out}")
+
+
+def run_cases(
+    backend: Backend, document: Mapping[str, Any], entries: Mapping[str, KernelEntry], out: Path
+) -> dict[str, Any]:
+    """Measure all cases of a cases.json on `backend`. `entries`: variant name -> kernel."""
+    rows = sorted(int(count) for count in document["rows"])
+    weights = {int(count): weight for count, weight in document["rows"].items()}
+    result: dict[str, Any] = {
+        "what": "tuning",
+        "target": document["target"],
+        "device": backend.describe(),
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": document["commit"],
+        "rows": document["rows"],
+        "context": CONTEXT,
+        "cases": [],
+        "failed": [],
+    }
+    started = time.perf_counter()
+    benches = []
+    for case in document["cases"]:
+        layouts = entries[case["variants"][0]["entry"]].layouts
+        benches.append(_plan(key_of(case), rows[-1], layouts))
+    backend.allocate(max(bench.plan.total for bench in benches))
+    for case, bench in zip(document["cases"], benches, strict=True):
+        begun = time.perf_counter()
+        try:
+            result["cases"].append(_case(backend, case, bench, entries, rows, weights))
+        except BuildError as error:
+            # The other kernels' figures are worth having; the command fails at the end.
+            result["failed"].append(str(error))
+            print(error, flush=True)
+            continue
+        finally:
+            bench.arrays = {}
+        result["seconds"] = round(time.perf_counter() - started, 1)
+        out.write_text(json.dumps(result, indent=1))
+        done = result["cases"][-1]
+        best, untuned = done["winner"], done["untuned"]
+        print(
+            f"{case['kernel']}: {len(done['variants'])} variants, {len(done['wrong'])} wrong, "
+            f"score {best['score']:.3f} {best['knobs']}, us {best['us']} (untuned {untuned['us']}), "
+            f"{time.perf_counter() - begun:.1f} s",
+            flush=True,
+        )
+    return result
+
+
+def _plan(key: KernelKey, rows: int, layouts: Mapping[str, str]) -> Bench:
+    """Buffers for `rows` rows and SPARE more, a program over them, and the arena's plan."""
+    contract = OPS[key.op]
+    max_blocks = CONTEXT // KV_BLOCK_SIZE
+    n = rows + SPARE
+    limits = Limits(n_rows=n, n_seqs=n, n_logits=n, max_blocks=max_blocks, n_blocks=rows * max_blocks, n_slots=1)
+    names = {name: value for name, value in key.constants if isinstance(value, int)}
+    dims = {dim: limits.symbols()[SYMBOLS[dim]] for dim in contract.dims}
+    dtypes = dict(key.dtypes)
+    physical: dict[str, int] = {}
+    recorder = Recorder()
+    recorder.begin("forward")
+    shapes = {o.name: tuple(evaluate(e, {**names, **dims}, o.name) for e in o.shape) for o in contract.operands}
+    sizes = {
+        o.name: LAYOUTS[layouts.get(o.name, "row_major")].nbytes(shapes[o.name], NUMPY[dtypes[o.name]].itemsize)
+        for o in contract.operands
+    }
+    rotated = ROTATES.get(key.op)
+    copies = 1
+    if rotated == "block_table":
+        copies = COPIES  # each names other blocks of the one big pool
+    elif rotated:
+        copies = min(COPIES, max(1, math.ceil(CACHE_BYTES / sizes[rotated])))
+    buffers: dict[str, list[str]] = {}
+    for operand in contract.operands:
+        extents = tuple(
+            SYMBOLS[e]
+            if isinstance(e, str) and e in SYMBOLS and e in contract.dims
+            else evaluate(e, names, operand.name)
+            for e in operand.shape
+        )
+        own = [f"{operand.name}.{i}" for i in range(copies if operand.name == rotated else 1)]
+        buffers[operand.name] = own
+        for name in own:
+            recorder.buffer(name, dtypes[operand.name], extents, "state")
+            physical[name] = sizes[operand.name]
+    launches = copies * math.ceil(LAUNCHES / copies)
+    for i in range(launches):
+        recorder.launch(
+            key.op,
+            f"{key.op}.{i}",
+            {name: own[i % len(own)] for name, own in buffers.items()},
+            {dim: SYMBOLS[dim] for dim in contract.dims},
+            dict(key.constants),
+        )
+    recorder.begin("sample")
+    programs = recorder.finish()
+    plan = memory_plan.plan(programs, limits, physical)
+    return Bench(key, programs, limits, plan, physical, {}, copies, layouts)
+
+
+def _case(
+    backend: Backend,
+    case: Mapping[str, Any],
+    bench: Bench,
+    entries: Mapping[str, KernelEntry],
+    rows: list[int],
+    weights: Mapping[int, float],
+) -> dict[str, Any]:
+    """Check and time one kernel's variants; the first is the untuned choice."""
+    _fill(backend, bench, rows[-1])
+    memory = backend.staging(offsets(bench.limits)[1])
+    block = StepBlock(memory, bench.limits)
+    bits: dict[int, list[bytes]] = {}
+    good: list[dict[str, Any]] = []
+    wrong: list[dict[str, Any]] = []
+    handles: dict[str, int] = {}
+    for variant in case["variants"]:
+        entry = entries[variant["entry"]]
+        handle = backend.load(
+            BoundProgram(
+                bench.programs.forward,
+                bench.programs.buffers,
+                bench.plan,
+                bench.limits,
+                {bench.key.name(): entry},
+            )
+        )
+        handles[variant["entry"]] = handle
+        error, same, worst = _check(backend, bench, block, memory, handle, rows, bits)
+        if not error and case["same_bits"] and not same:
+            error = "its bits differ from the first variant's"
+        record = {"knobs": variant["knobs"], "estimate": variant["estimate"], "same_bits": same}
+        record |= {"error_over_tolerance": round(worst, 4), "entry": variant["entry"]}
+        if error:
+            wrong.append({**record, "error": error})
+            continue
+        record["us"] = {}
+        for count in rows:
+            _begin(backend, bench, block, memory, count)
+            record["us"][str(count)] = round(_time(backend, handle, len(bench.programs.forward.launches)), 3)
+        good.append(record)
+    if not good or good[0]["entry"] != case["variants"][0]["entry"]:
+        raise BuildError(f"tune {case['kernel']}", f"the untuned variant is wrong: {wrong[0]['error']}")
+    base = good[0]["us"]
+    for record in good:
+        relative = {count: record["us"][str(count)] / base[str(count)] for count in rows}
+        record["score"] = round(sum(weights[count] * relative[count] for count in rows), 4)
+    best = min(good, key=lambda record: record["score"])
+    # The first variant again, last: how much the device changed meanwhile.
+    _begin(backend, bench, block, memory, rows[0])
+    again = _time(backend, handles[good[0]["entry"]], len(bench.programs.forward.launches))
+    return {
+        **{name: case[name] for name in ("kernel", "op", "dtypes", "constants", "untuned_from")},
+        "copies": bench.copies,
+        "drift": round(again / base[str(rows[0])], 3),
+        "untuned": good[0],
+        "winner": best if best["score"] < MARGIN else good[0],
+        "variants": good,
+        "wrong": wrong,
+    }
+
+
+def _fill(backend: Backend, bench: Bench, rows: int) -> None:
+    """Make inputs and the reference's outputs, and put the inputs on the device."""
+    contract, dtypes = OPS[bench.key.op], dict(bench.key.dtypes)
+    rng = np.random.default_rng()
+    symbols = bench.limits.symbols()
+    arrays: dict[str, Array] = {}
+    for operand in contract.operands:
+        buffer = bench.programs.buffers[f"{operand.name}.0"]
+        dtype = NUMPY[dtypes[operand.name]]
+        shape = buffer.extents(symbols)
+        arrays[operand.name] = np.full(math.prod(shape) * dtype.itemsize, POISON, np.uint8).view(dtype).reshape(shape)
+    inputs(bench.key, arrays, rows, rng)
+    for operand in contract.operands:
+        if operand.mode == "out":
+            continue
+        layout = LAYOUTS[bench.layouts.get(operand.name, "row_major")]
+        array = arrays[operand.name]
+        packed = layout.pack(array)
+        name = operand.name
+        turns = bench.copies if ROTATES.get(bench.key.op) == name else 1
+        for i in range(turns):
+            if name == "block_table" and i > 0:
+                packed = np.ascontiguousarray(rng.permutation(array.reshape(-1)).reshape(array.shape))
+            backend.write(bench.plan.offsets[f"{name}.{i}"], packed)
+    dims = {dim: rows if dim in PER_ROW else symbols[SYMBOLS[dim]] for dim in contract.dims}
+    contract.reference(arrays, dims, dict(bench.key.constants))
+    bench.arrays = arrays
+
+
+def _begin(backend: Backend, bench: Bench, block: StepBlock, memory: memoryview, rows: int) -> None:
+    """Tell the device that the step has `rows` rows, sequences and logits."""
+    block.set_symbols({"n_rows": rows, "n_seqs": rows, "n_logits": rows})
+    backend.begin_step(bench.plan.offsets["step.header"], memory, block.used_bytes())
+
+
+def _check(
+    backend: Backend,
+    bench: Bench,
+    block: StepBlock,
+    memory: memoryview,
+    handle: int,
+    rows: list[int],
+    bits: dict[int, list[bytes]],
+) -> tuple[str, bool, float]:
+    """Run once per number of rows on poisoned outputs.
+
+    Returns what is wrong (empty: nothing), whether the bits are the first variant's, and the largest
+    error over the tolerance. `bits` keeps the first variant's outputs, and gets them from it.
+    """
+    contract, dtypes = OPS[bench.key.op], dict(bench.key.dtypes)
+    outs = [operand.name for operand in contract.operands if operand.mode == "out"]
+    same, worst = True, 0.0
+    most: dict[str, Array] = {}
+    for count in sorted(rows, reverse=True):
+        _begin(backend, bench, block, memory, count)
+        for name in outs:
+            backend.fill(bench.plan.offsets[f"{name}.0"], POISON, bench.physical[f"{name}.0"])
+        backend.run(handle, 0, 1)
+        found = []
+        for name in outs:
+            actual = np.empty_like(bench.arrays[name])
+            backend.read(bench.plan.offsets[f"{name}.0"], actual)
+            raw = actual.reshape(len(actual), -1).view(np.uint8)
+            if not (raw[count:] == POISON).all():
+                return f"{name}: rows beyond {count} were written", False, math.inf
+            first = most.setdefault(name, actual)
+            if not np.array_equal(raw[:count], first.reshape(len(first), -1).view(np.uint8)[:count]):
+                return f"{name}: a row at {count} rows has other bits than at {rows[-1]}", False, math.inf
+            if first is actual:
+                tolerance = contract.tolerance.get(dtypes[name], EXACT)
+                ratio = error_ratio(actual[:count], bench.arrays[name][:count], tolerance)
+                worst = max(worst, ratio)
+                if ratio > 1.0:
+                    return f"{name}: {ratio:.3g} times its tolerance from the reference", False, ratio
+            found.append(raw[:count].tobytes() if count == rows[-1] else b"")
+        if count == rows[-1]:
+            same = bits.setdefault(count, found) == found
+    return "", same, worst
+
+
+def error_ratio(actual: Array, expected: Array, tolerance: Tolerance) -> float:
+    """Largest difference as a fraction of the tolerance; infinity where one is not finite and the other is."""
+    a, e = actual.astype(np.float64), expected.astype(np.float64)
+    if not (np.isfinite(a) == np.isfinite(e)).all():
+        return math.inf
+    difference = np.abs(a - e)
+    if tolerance == EXACT:
+        return math.inf if difference.any() else 0.0
+    bound = tolerance.atol * np.abs(e).max() + tolerance.rtol * np.abs(e)
+    return float((difference / np.maximum(bound, 1e-30)).max())
+
+
+def _time(backend: Backend, handle: int, launches: int) -> float:
+    """Microseconds per launch: the median of REPEATS measurements of about SECONDS each."""
+
+    def once(passes: int, count: int) -> float:
+        backend.synchronize()
+        started = time.perf_counter()
+        for _ in range(passes):
+            backend.run(handle, 0, count)
+        backend.synchronize()
+        return (time.perf_counter() - started) / (passes * count)
+
+    once(1, min(4, launches))
+    guess = once(1, min(16, launches))
+    passes = max(1, int(SECONDS / (guess * launches)))
+    # A slow kernel takes fewer launches than a whole program, but never so few that the wait shows.
+    count = launches if passes > 1 else max(min(8, launches), min(launches, int(SECONDS / guess)))
+    once(passes, count)
+    return statistics.median(once(passes, count) for _ in range(REPEATS)) * 1e6

@@ -1,0 +1,192 @@
+"""Tuning: the measuring side on the CPU backend, and what becomes of its result."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atlas.build import kernel_file, knobs, tune
+from atlas.build.manifest import KernelEntry
+from atlas.errors import BuildError
+from atlas.runtime import core
+from atlas.runtime.program import KernelKey
+from atlas.targets import target as targets
+
+KERNELS = Path(__file__).resolve().parents[2] / "kernels"
+ROWS = {"1": 0.5, "3": 0.5}
+
+KEYS = [
+    KernelKey("linear", (("x", "bf16"), ("weight", "bf16"), ("out", "f32")), (("n", 48), ("k", 40))),
+    KernelKey("rms_norm", (("x", "f32"), ("weight", "f32"), ("out", "bf16")), (("hidden", 72), ("eps", 1e-5))),
+    KernelKey("swiglu", (("gate_up", "f32"), ("out", "bf16")), (("intermediate", 40),)),
+    KernelKey(
+        "paged_attention",
+        (
+            *(("q", "bf16"), ("k_cache", "bf16"), ("v_cache", "bf16"), ("row_position", "i32"), ("row_seq", "i32")),
+            *(("block_table", "i32"), ("out", "bf16")),
+        ),
+        (("n_heads", 2), ("n_kv_heads", 1), ("head_dim", 16)),
+    ),
+    KernelKey(
+        "sample",
+        (
+            *(("logits", "f32"), ("temperature", "f32"), ("top_k", "i32"), ("top_p", "f32"), ("seed", "i64")),
+            *(("position", "i32"), ("slot", "i32"), ("token", "i32"), ("last_token", "i32")),
+        ),
+        (("vocab", 300),),
+    ),
+]
+
+
+def case(key: KernelKey, variants: int = 2) -> dict[str, Any]:
+    return {
+        "kernel": key.name(),
+        "op": key.op,
+        "dtypes": [list(pair) for pair in key.dtypes],
+        "constants": [list(pair) for pair in key.constants],
+        "declared": {},
+        "untuned_from": "declared",
+        "same_bits": True,
+        "variants": [{"entry": f"{key.name()}__v{i}", "knobs": {"TILE": i}, "estimate": 1.0} for i in range(variants)],
+    }
+
+
+def document(*cases: dict[str, Any]) -> dict[str, Any]:
+    target = {"hw": "h200", "model": "smollm2-135m", "quant": "bf16", "arch": "sm_90a"}
+    return json.loads(json.dumps({"target": target, "commit": "abc", "rows": ROWS, "cases": list(cases)}))
+
+
+def cpu_kernels() -> dict[str, KernelEntry]:
+    manifest, _ = core.embedded()
+    return {kernel.name: kernel for s in manifest.sets if s.kind == "cpu" for kernel in s.kernels}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Any:
+    from atlas.build import tune_inputs, tune_measure
+
+    monkeypatch.setattr(tune_measure, "CACHE_BYTES", 1 << 16)
+    monkeypatch.setattr(tune_measure, "LAUNCHES", 4)
+    monkeypatch.setattr(tune_measure, "COPIES", 4)
+    monkeypatch.setattr(tune_measure, "SECONDS", 1e-4)
+    monkeypatch.setattr(tune_measure, "CONTEXT", 64)
+    monkeypatch.setattr(tune_inputs, "CONTEXT", 64)
+    return tune_measure
+
+
+def test_every_tunable_op_is_checked_and_timed(quick: Any, tmp_path: Path) -> None:
+    known = cpu_kernels()
+    cases = [case(key) for key in KEYS]
+    entries = {v["entry"]: known[key.signature()] for key, c in zip(KEYS, cases, strict=True) for v in c["variants"]}
+    result = quick.run_cases(core.cpu_backend(2), document(*cases), entries, tmp_path / "result.json")
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+    assert [c["op"] for c in result["cases"]] == [key.op for key in KEYS]
+    for done in result["cases"]:
+        assert done["wrong"] == []
+        assert len(done["variants"]) == 2
+        for variant in done["variants"]:
+            assert variant["same_bits"] and variant["error_over_tolerance"] <= 1.0
+            assert all(variant["us"][rows] > 0 for rows in ROWS)
+        assert done["untuned"]["score"] == 1.0
+        assert done["winner"]["score"] <= 1.0
+
+
+def test_a_wrong_variant_is_no_winner(quick: Any, tmp_path: Path) -> None:
+    """The second variant does nothing: its output stays poisoned."""
+    known, one = cpu_kernels(), case(KEYS[0])
+    entries = {variant["entry"]: known[KEYS[0].signature()] for variant in one["variants"]}
+    backend = core.cpu_backend(2)
+    real = backend.run
+
+    def run(handle: int, begin: int, end: int) -> None:
+        if handle == 0:  # the first variant's program
+            real(handle, begin, end)
+
+    backend.run = run  # type: ignore[method-assign]
+    result = quick.run_cases(backend, document(one), entries, tmp_path / "result.json")
+    (done,) = result["cases"]
+    assert len(done["variants"]) == 1 and done["winner"] == done["untuned"]
+    assert [w["knobs"] for w in done["wrong"]] == [{"TILE": 1}]
+    assert "times its tolerance from the reference" in done["wrong"][0]["error"]
+
+
+def result_for(winner: dict[str, int], arch: str = "sm_90a") -> dict[str, Any]:
+    key = KernelKey("linear", (("x", "bf16"), ("weight", "bf16"), ("out", "f32")), (("n", 960), ("k", 576)))
+    untuned = {"knobs": {}, "us": {"1": 9.0, "512": 20.0}, "score": 1.0}
+    done = {
+        **case(key),
+        "untuned": untuned,
+        "winner": {"knobs": winner, "us": {"1": 4.5, "512": 18.25}, "score": 0.55},
+    }
+    target = {"hw": "h200", "model": "smollm2-135m", "quant": "bf16", "arch": arch}
+    return {"what": "tuning", "target": target, "device": "NVIDIA H200", "date": "2026-01-02", "commit": "abc"} | {
+        "cases": [done]
+    }
+
+
+GOOD = {"TILE_M": 16, "TILE_N": 32, "WARPS": 4, "STAGES": 6}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    copy = tmp_path / "kernels"
+    shutil.copytree(KERNELS, copy)
+    return copy
+
+
+def test_winners_are_written_with_their_figures_and_used(tree: Path) -> None:
+    file = tune.apply(tree, result_for(GOOD))
+    assert file == tree / "h200/smollm2-135m/bf16/tuning.toml"
+    text = file.read_text()
+    assert "[linear.linear_x_bf16_weight_bf16_out_f32__n960__k576]\n# NVIDIA H200, 2026-01-02, commit abc\n" in text
+    assert "# tuned         4.50    18.25   0.550\n# untuned       9.00    20.00   1.000\n" in text
+    wanted = {"ATLAS_TARGET_HW": "h200", "ATLAS_TARGET_MODEL": "smollm2-135m", "ATLAS_TARGET_QUANT": "bf16"}
+    target = next(t for t in targets.select(tree, wanted).targets if t.hardware.name == "h200")
+    tuned = tune.key_of(result_for(GOOD)["cases"][0])
+    declared = kernel_file.declaration(targets.resolve(target, "linear"))
+    assert knobs.choose(declared, tuned, target) == knobs.Chosen(GOOD, "tuned")
+    other = dataclasses.replace(tuned, constants=(("n", 576), ("k", 576)))
+    assert knobs.choose(declared, other, target).source == "cost model"
+    assert tune.apply(tree, result_for(GOOD)).read_text() == text  # and again, unchanged
+
+
+def test_applying_keeps_other_kernels_tables(tree: Path) -> None:
+    folder = tree / "h200/smollm2-135m/bf16"
+    folder.mkdir(parents=True)
+    (folder / "tuning.toml").write_text("[swiglu]\n# by hand\nTILE = 128\n")
+    text = tune.apply(tree, result_for(GOOD)).read_text()
+    assert "[swiglu]\n# by hand\nTILE = 128\n" in text and "[linear.linear_x_bf16" in text
+
+
+def test_a_result_of_other_code_is_refused(tree: Path) -> None:
+    with pytest.raises(BuildError, match="was measured with sm_80 code; accepted: sm_90a: time on h200"):
+        tune.apply(tree, result_for(GOOD, "sm_80"))
+
+
+@pytest.mark.parametrize(
+    ("winner", "message"),
+    [
+        ({**GOOD, "TILE_N": 48}, "breaks the rule TILE_N % "),
+        ({"TILE_M": 16}, "other knobs than the kernel has; tune again"),
+    ],
+)
+def test_a_stale_result_is_refused(tree: Path, winner: dict[str, int], message: str) -> None:
+    with pytest.raises(BuildError, match=message):
+        tune.apply(tree, result_for(winner))
+
+
+def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune.main(["--hw", "h200"]) == 1
+    assert "--model: missing; accepted: a name: tuning is for one target" in capsys.readouterr().err
+    assert tune.main(["--measure", str(tmp_path)]) == 1
+    assert "--measure: no --out; accepted: --out FILE for the result" in capsys.readouterr().err
+    (tmp_path / "x.json").write_text("{}")
+    assert tune.main(["--apply", str(tmp_path / "x.json")]) == 1
+    assert "is no tuning result ('what'); accepted: a file that tune --measure wrote" in capsys.readouterr().err
+    assert tune.main(["--hw", "h200", "--model", "*", "--quant", "bf16", "--prepare", str(tmp_path)]) == 1
+    assert "accepted: exactly one" in capsys.readouterr().err
