@@ -16,6 +16,8 @@ from typing import Any
 
 from atlas import installed
 from atlas.errors import AtlasError
+from atlas.targets.target import every
+from atlas.targets.tree import kernels_root
 
 
 def contents(file: Path | None, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -38,7 +40,27 @@ def contents(file: Path | None, environment: Mapping[str, str]) -> dict[str, Any
         ) from None
     names = ["/".join(parts) for parts in listed]
     difference = installed.difference(environment)
-    return {**document, "names": names, "selection": selection, "file": str(file), "difference": difference}
+    return {
+        **document,
+        "names": names,
+        "selection": selection,
+        "file": str(file),
+        "difference": str(difference) if difference else "",
+        "buildable": buildable(),
+    }
+
+
+def buildable() -> dict[str, list[str]]:
+    """Hardware, models and quants that the kernel tree of this install has kernels for; empty without a tree."""
+    try:
+        ready = [target for target, state in every(kernels_root()).items() if state.ready]
+    except AtlasError:
+        return {}
+    return {
+        "hardware": sorted({target.hardware.name for target in ready}),
+        "models": sorted({target.model for target in ready}),
+        "quants": sorted({target.quant for target in ready}),
+    }
 
 
 def kernel_counts() -> dict[str, int] | str:
@@ -66,6 +88,8 @@ def text(document: Mapping[str, Any], kernels: Mapping[str, int] | str) -> str:
         arch, shape = entry.get("arch") or "host code", entry.get("shape_hash", "?")
         serves = "any shape" if shape == "*" else f"shape {shape}"
         lines.append(f"  {name:<{width}}  {arch:<10}  {serves:<22}  {count}".rstrip())
+    parts = [f"{part} {', '.join(names)}" for part, names in document["buildable"].items()]
+    lines += [f"its kernel tree has kernels for {'; '.join(parts)}"] if parts else []
     if isinstance(kernels, str):
         lines.append(f"the extension does not load: {kernels}")
     if document["difference"]:
