@@ -98,7 +98,9 @@ def choose(
         if source.error is not None:
             if source.asked_for or source.label == EMBEDDED:
                 raise source.error
-            near.append(Candidate(source.label, "", str(source.error)))
+            # Without its fix, which is this function's own and said once.
+            problem = AtlasError(source.error.where, source.error.found, source.error.accepted)
+            near.append(Candidate(source.label, "", str(problem)))
             continue
         assert source.manifest is not None
         have += source.manifest.sets
