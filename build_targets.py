@@ -164,7 +164,7 @@ def build(folder: Path | None, jobs: int, as_json: bool) -> None:
 
 
 def show(document: Any, text: Callable[[Any], str], as_json: bool) -> None:
-    print(json.dumps(document, indent=1) if as_json else text(document))
+    print(json.dumps(document, indent=1) if as_json else text(document), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -200,6 +200,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             show(report.read(folder), report.text, arguments.json)
     except AtlasError as error:
         sys.exit(f"atlas: {error}")
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough; what Python still holds must not go there either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ HYBRID = FACTS["tiny-hybrid"]
 
 
 def test_every_model_of_the_issue_has_facts_and_says_where_from() -> None:
-    assert set(FACTS) == {
+    assert set(FACTS) >= {
         *("llama-3-8b", "llama-3.2-1b", "qwen3-8b", "qwen3-0.6b", "smollm2-135m", "qwen3-30b-a3b"),
         *("qwen3.6-35b-a3b", "qwen3-next-80b-a3b", "qwen3.5-122b-a10b", "qwen3.8-27b", "tiny-hybrid"),
     }
