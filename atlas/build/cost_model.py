@@ -14,6 +14,7 @@ ranking compares with measurements.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from atlas.build.kernel_file import COSTS, Axis, Declaration
@@ -48,7 +49,7 @@ def best(
     declared: Declaration, names: Mapping[str, int], hardware: Hardware, candidates: Sequence[Mapping[str, int]]
 ) -> dict[str, int]:
     """The candidate with the lowest weighted sum; among equals the declared one, then the first."""
-    costs = [weighted(declared, names, hardware, knobs) for knobs in candidates]
+    costs = relative(declared, names, hardware, candidates)
     order = sorted(
         range(len(candidates)),
         key=lambda i: (round(costs[i], 6), dict(candidates[i]) != dict(declared.knobs), i),
@@ -56,27 +57,30 @@ def best(
     return dict(candidates[order[0]])
 
 
-def weighted(declared: Declaration, names: Mapping[str, int], hardware: Hardware, knobs: Mapping[str, int]) -> float:
-    """Sum over ROWS of weight x estimated time, each relative to the declared knobs' time."""
-    return sum(
-        weight
-        * microseconds(declared, names, hardware, knobs, rows)
-        / microseconds(declared, names, hardware, declared.knobs, rows)
-        for rows, weight in ROWS.items()
-    )
+def relative(
+    declared: Declaration, names: Mapping[str, int], hardware: Hardware, candidates: Sequence[Mapping[str, int]]
+) -> list[float]:
+    """Per candidate: the sum over ROWS of weight x estimated time relative to the declared knobs' time."""
+    base = microseconds(declared, names, hardware, declared.knobs, tuple(ROWS))
+    result = []
+    for knobs in candidates:
+        times = microseconds(declared, names, hardware, knobs, tuple(ROWS))
+        result.append(sum(w * t / b for w, t, b in zip(ROWS.values(), times, base, strict=True)))
+    return result
 
 
 def microseconds(
-    declared: Declaration, names: Mapping[str, int], hardware: Hardware, knobs: Mapping[str, int], rows: int
-) -> float:
-    """Estimated time of one launch at `rows` rows; every run-time dim of the op counts as `rows`."""
+    declared: Declaration,
+    names: Mapping[str, int],
+    hardware: Hardware,
+    knobs: Mapping[str, int],
+    rows: Sequence[int],
+) -> list[float]:
+    """Estimated time of one launch at each number of rows; every run-time dim counts as that number."""
     known = {**names, **knobs}
     where = str(declared.path)
     cost = {key: evaluate(declared.cost.get(key, 0), known, where) for key in COSTS}
     grid, threads, shared = declared.geometry(names, knobs)
-    blocks = 1
-    for axis in grid:
-        blocks *= _extent(axis, rows)
     resident = min(
         BLOCKS_PER_MULTIPROCESSOR,
         max(1, THREADS_PER_MULTIPROCESSOR // threads),
@@ -97,8 +101,12 @@ def microseconds(
         )
 
     at_once = multiprocessors * resident
-    time = blocks // at_once * wave(at_once) + (wave(blocks % at_once) if blocks % at_once else 0.0)
-    return max(time, cost["memory"] / (BYTES_PER_MULTIPROCESSOR * multiprocessors))
+    result = []
+    for count in rows:
+        blocks = math.prod(_extent(axis, count) for axis in grid)
+        time = blocks // at_once * wave(at_once) + (wave(blocks % at_once) if blocks % at_once else 0.0)
+        result.append(max(time, cost["memory"] / (BYTES_PER_MULTIPROCESSOR * multiprocessors)))
+    return result
 
 
 def _extent(axis: Axis, rows: int) -> int:

@@ -44,6 +44,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import functools
 import operator
 import re
 import tomllib
@@ -216,6 +217,7 @@ def _knobs(table: dict[str, Any], where: str) -> tuple[dict[str, int], dict[str,
     return values, {knob: tuple(options) for knob, options in choices.items()}, tuple(legal)
 
 
+@functools.cache
 def _comparison(text: str, where: str) -> tuple[str, Callable[[int, int], bool], str]:
     """Left side, comparison and right side of `A <= B`."""
     try:

@@ -159,7 +159,8 @@ def prepare(
                 entries.append(dataclasses.replace(entry, name=name))
                 variants.append({"entry": name, "knobs": job.chosen.values, "estimate": None})
                 if declared.cost:
-                    estimate = cost_model.weighted(declared, knobs.names(key), target.hardware, job.chosen.values)
+                    known = knobs.names(key)
+                    (estimate,) = cost_model.relative(declared, known, target.hardware, [job.chosen.values])
                     variants[-1]["estimate"] = round(estimate, 4)
             cases.append(
                 {
