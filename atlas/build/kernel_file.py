@@ -120,7 +120,10 @@ class Declaration:
         names = {name: value for name, value in constants.items() if isinstance(value, int)} | dict(knobs)
         where = str(self.path)
         dims = OPS[self.op].dims
-        axes = tuple(_axis(text, dims, names, where) for text in self.grid)
+        try:
+            axes = tuple(_axis(text, dims, names, where) for text in self.grid)
+        except ZeroDivisionError:
+            raise BuildError(where, f"grid {list(self.grid)} divides by zero with {dict(knobs)}") from None
         return axes, evaluate(self.block, names, where), evaluate(self.shared, names, where)
 
 
@@ -251,5 +254,8 @@ def _axis(text: str | int, dims: tuple[str, ...], names: Mapping[str, int], wher
         case ast.Name(id=name):
             return Axis(dims.index(name), 1, 1)
         case ast.Call(func=ast.Name(id="ceil_div"), args=[ast.Name(id=name), divisor]) if name in dims:
-            return Axis(dims.index(name), evaluate(ast.unparse(divisor), names, where), 1)
+            size = evaluate(ast.unparse(divisor), names, where)
+            if size <= 0:
+                raise BuildError(where, f"grid axis {text!r} divides by {size}", "a positive divisor")
+            return Axis(dims.index(name), size, 1)
     raise BuildError(where, f"grid axis {text!r}", "E, dim, ceil_div(dim, E), or E * one of these")

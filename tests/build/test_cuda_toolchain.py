@@ -46,15 +46,6 @@ ptxas info    : Used 40 registers, used 0 barriers, 16 bytes cumulative stack si
 """
 
 
-@pytest.fixture(scope="module")
-def wheels() -> None:
-    """Skips where the compiler is not installed."""
-    try:
-        toolchain.find()
-    except BuildError as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture
 def forget_toolchain() -> Iterator[None]:
     toolchain._find.cache_clear()

@@ -39,12 +39,40 @@ def test_geometry_is_evaluated_with_constants_and_knobs(tmp_path: Path) -> None:
         ("[knobs]\nTILE = 1.5\n", "knob TILE is 1.5; accepted: an integer"),
         ('[layouts]\nwieght = "x"\n', "names 'wieght'; accepted: x, weight, out"),
         ("[launch\n", "not valid TOML"),
+        ("[limits]\nspills = 1.5\n", r"\[limits\] spills is 1.5; accepted: bytes"),
+        ('[limits]\nseconds = "long"\n', r"\[limits\] seconds is 'long'; accepted: a number of seconds"),
+        ('[limits]\nunread = ["out"]\n', r"\[limits\] unread names 'out'; accepted: x, weight"),
+        ("[limits]\nsame_bits = 1\n", r"\[limits\] same_bits is 1; accepted: true or false"),
+        ("[knobs]\nA = 1\n[knobs.choices]\nB = [1]\n", r"\[knobs.choices\] names 'B'; accepted: A"),
+        ("[knobs]\nA = 1\n[knobs.choices]\nA = [2, 4]\n", "choices of A are .2, 4.; accepted: .* its value 1"),
+        ("[knobs]\nA = 1\n[knobs.choices]\nA = 1\n", "choices of A are 1; accepted: a list of integers"),
+        ('[knobs]\nA = 1\nlegal = "A < 2"\n', "legal is 'A < 2'; accepted: a list of comparisons"),
+        ('[knobs]\nA = 1\nlegal = ["A"]\n', r"legal has 'A'; accepted: a comparison of two integer expressions"),
+        ('[knobs]\nA = 1\nlegal = ["1 < A < 3"]\n', "legal has '1 < A < 3'"),
+        ('[cost]\nbytse = "1"\n', r"unknown key 'bytse' in \[cost\]; accepted: bytes, flops, trips, steps, memory"),
     ],
 )
 def test_a_wrong_declaration_names_file_and_key(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(BuildError, match=message) as caught:
         declaration(write(tmp_path, body))
     assert "linear.cu" in str(caught.value)
+
+
+@pytest.mark.parametrize("grid", ["ceil_div(rows, TILE)", "ceil_div(n, TILE)"])
+def test_a_grid_that_divides_by_zero_is_refused(tmp_path: Path, grid: str) -> None:
+    declared = declaration(write(tmp_path, f'[launch]\ngrid = ["{grid}", 1, 1]\n[knobs]\nTILE = 0\n'))
+    with pytest.raises(BuildError, match="linear.cu: grid .* divides by "):
+        declared.geometry({"n": 1, "k": 1}, declared.knobs)
+
+
+def test_rules_of_legality_are_comparisons(tmp_path: Path) -> None:
+    declared = declaration(
+        write(tmp_path, '[knobs]\nA = 8\nlegal = ["A % 4 == 0", "A * n <= shared_memory_per_block"]\n')
+    )
+    facts = {"n": 10, "shared_memory_per_block": 100}
+    assert declared.violated({**facts, "A": 8}) is None
+    assert declared.violated({**facts, "A": 6}) == "A % 4 == 0"
+    assert declared.violated({**facts, "A": 12}) == "A * n <= shared_memory_per_block"
 
 
 @pytest.mark.parametrize("grid", ["rows * rows", "rows + 1", "ceil_div(rows + 1, 2)", "unknown", "rows / 2"])

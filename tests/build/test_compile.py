@@ -1,0 +1,358 @@
+"""The build of kernel sets: what is compiled again and what is not, the same bytes everywhere, and every
+check that fails it. Most tests count with a stand-in for the compiler; the marked ones compile."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atlas.build import cache, cuda, kernel_job
+from atlas.build import compile as build
+from atlas.build.manifest import Manifest
+from atlas.errors import BuildError
+from atlas.targets.target import Target
+from tests.build.conftest import CountingCompiler
+
+Targets = Callable[..., list[Target]]
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def built(tree: Path, targets: list[Target]) -> tuple[Manifest, bytes]:
+    return build.build(tree, targets, 2, quiet, selection={})
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+class TestWhatIsCompiled:
+    def test_a_kernel_that_two_targets_share_is_compiled_once(
+        self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
+    ) -> None:
+        shutil.copy(tree / "models/smollm2-135m.json", tree / "models/twin.json")
+        one = built(tree, gpu_targets(tree))
+        count = len(counting.calls)
+        assert count == len(one[0].sets[0].kernels)
+        shutil.rmtree(cache.cache_root())
+        counting.calls.clear()
+        both, _ = built(tree, gpu_targets(tree, model="smollm2-135m,twin"))
+        assert len(both.sets) == 2 and len(counting.calls) == count
+        assert [k.image for k in both.sets[0].kernels] == [k.image for k in both.sets[1].kernels]
+
+    def test_architectures_share_nothing(self, tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
+        manifest, _ = built(tree, gpu_targets(tree, "h200,gb10"))
+        assert len(counting.calls) == sum(len(s.kernels) for s in manifest.sets)
+
+    def test_nothing_is_compiled_twice(self, tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
+        lines: list[str] = []
+        first = build.build(tree, gpu_targets(tree), 2, lines.append, selection={})
+        counting.calls.clear()
+        assert build.build(tree, gpu_targets(tree), 2, lines.append, selection={}) == first
+        assert counting.calls == []
+        assert [line for line in lines if "different kernels" in line] == [
+            "14 different kernels, 14 compiled, 0 from the cache",
+            "14 different kernels, 0 compiled, 14 from the cache",
+        ]
+
+    def test_a_touched_kernel_is_compiled_again_and_nothing_else(
+        self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
+    ) -> None:
+        built(tree, gpu_targets(tree))
+        counting.calls.clear()
+        with (tree / "cuda/swiglu.cu").open("a") as file:
+            file.write("// touched\n")
+        built(tree, gpu_targets(tree))
+        assert counting.calls == ["swiglu.cu"]
+
+    def test_a_touched_header_rebuilds_what_includes_it(
+        self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
+    ) -> None:
+        built(tree, gpu_targets(tree))
+        counting.calls.clear()
+        with (tree / "cuda/include/atlas/philox.cuh").open("a") as file:
+            file.write("// touched\n")
+        built(tree, gpu_targets(tree))
+        assert counting.calls == ["sample.cu"]
+
+    def test_an_override_for_one_target_rebuilds_that_target_only(
+        self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
+    ) -> None:
+        both = gpu_targets(tree, model="smollm2-135m,llama-3.2-1b")
+        built(tree, both)
+        counting.calls.clear()
+        (tree / "h200/llama-3.2-1b").mkdir(parents=True)
+        shutil.copy(tree / "cuda/swiglu.cu", tree / "h200/llama-3.2-1b/swiglu.cu")
+        edit(tree / "h200/llama-3.2-1b/swiglu.cu", "// swiglu", "// mine: swiglu")
+        manifest, _ = built(tree, gpu_targets(tree, model="smollm2-135m,llama-3.2-1b"))
+        assert counting.calls == ["swiglu.cu"]
+        sources = {(s.model, k.source) for s in manifest.sets for k in s.kernels if k.op == "swiglu"}
+        assert sources == {
+            ("smollm2-135m", "cuda/swiglu.cu"),
+            ("llama-3.2-1b", "h200/llama-3.2-1b/swiglu.cu"),
+        }
+
+    def test_compiler_and_options_are_part_of_the_key(
+        self, tree: Path, gpu_targets: Targets, counting: CountingCompiler, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        built(tree, gpu_targets(tree))
+        for change in (
+            lambda: monkeypatch.setattr(cuda, "compiler_version", lambda: "counting 2.0"),
+            lambda: monkeypatch.setattr(cuda, "OPTIONS", (*cuda.OPTIONS, "--fmad=false")),
+        ):
+            counting.calls.clear()
+            change()
+            built(tree, gpu_targets(tree))
+            assert len(counting.calls) == 14
+
+
+class TestReproducible:
+    def test_two_folders_give_the_same_bytes(
+        self, tree: Path, tmp_path: Path, gpu_targets: Targets, counting: CountingCompiler
+    ) -> None:
+        here = built(tree, gpu_targets(tree))
+        elsewhere = tmp_path / "some" / "other place"
+        shutil.copytree(tree, elsewhere)
+        counting.calls.clear()
+        there = built(elsewhere, gpu_targets(elsewhere))
+        assert (there[0].to_json(), there[1]) == (here[0].to_json(), here[1])
+        assert counting.calls == []  # no path is in a key
+        assert str(tree) not in here[0].to_json()
+
+    @pytest.mark.cuda_toolchain
+    @pytest.mark.usefixtures("wheels")
+    def test_two_folders_give_the_same_bytes_compiled(
+        self, tree: Path, tmp_path: Path, gpu_targets: Targets, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        elsewhere = tmp_path / "elsewhere"
+        shutil.copytree(tree, elsewhere)
+        here = built(tree, gpu_targets(tree))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache 2"))
+        monkeypatch.chdir(tmp_path)
+        there = build.build(elsewhere, gpu_targets(elsewhere), 1, quiet, selection={})
+        assert (there[0].to_json(), there[1]) == (here[0].to_json(), here[1])
+        for path in (str(tmp_path), str(Path.home())):
+            assert path.encode() not in here[1] and path not in here[0].to_json()
+        assert here[0].flags == cuda.OPTIONS and "ptxas" in here[0].compiler
+
+
+class TestManifest:
+    def test_it_says_knobs_and_where_they_come_from(
+        self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
+    ) -> None:
+        folder = tree / "h200/smollm2-135m/bf16"
+        folder.mkdir(parents=True)
+        (folder / "tuning.toml").write_text("[swiglu]\nTILE = 128\n")
+        manifest, _ = built(tree, gpu_targets(tree))
+        by_op = {kernel.op: kernel for kernel in manifest.sets[0].kernels}
+        assert (by_op["swiglu"].knobs, by_op["swiglu"].knobs_from) == ({"TILE": 128}, "tuned")
+        assert by_op["swiglu"].block == 128
+        assert by_op["linear"].knobs_from == "cost model"
+        assert set(by_op["linear"].knobs) == {"TILE_M", "TILE_N", "WARPS", "STAGES"}
+        assert by_op["residual_add"].knobs_from == "declared"
+        assert by_op["swiglu"].seconds == 0.1 and "seconds" not in manifest.to_json()
+
+    @pytest.mark.parametrize("embed", ["cubin", "ptx", "both"])
+    def test_it_says_what_is_embedded(
+        self, embed: str, tree: Path, gpu_targets: Targets, counting: CountingCompiler, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("ATLAS_EMBED", embed)
+        lines: list[str] = []
+        manifest, blob = build.build(tree, gpu_targets(tree, "gb10"), 1, lines.append, selection={})
+        for kernel in manifest.sets[0].kernels:
+            assert (kernel.image >= 0, kernel.ptx >= 0) == (embed != "ptx", embed != "cubin")
+            if kernel.ptx >= 0:
+                image = manifest.images[kernel.ptx]
+                assert blob[image.offset : image.offset + image.size] == b".entry\0"
+        note = f"ATLAS_EMBED={embed}: compute_121a PTX runs on compute capability 12.1 only (suffix a)"
+        assert (note in lines) == (embed != "cubin")
+
+    def test_another_choice_to_embed_is_refused(self) -> None:
+        with pytest.raises(BuildError, match="ATLAS_EMBED: 'sass'; accepted: cubin: machine code .*; ptx: .*; both: "):
+            build.embed_choice({"ATLAS_EMBED": "sass"})
+
+
+class TestChecks:
+    """Each failure names file, target and kernel, what was found and what is accepted."""
+
+    @pytest.mark.parametrize(
+        ("facts", "message"),
+        [
+            ({"spills": 16}, r"16 bytes of register spills; accepted: at most 0 \(\[limits\] spills\)"),
+            (
+                {"static_shared": 250_000},
+                r"bytes of shared memory \(0 dynamic, 250000 static\); accepted: at most 232448",
+            ),
+            ({"reads": ()}, "never reads its input row_token; accepted: a load through every input's pointer"),
+            ({"writes": ()}, "never writes its output out; accepted: a store through every output's pointer"),
+            (
+                {"seconds": 31.0},
+                r"took 31.0 s of processor time to compile; accepted: at most 30 \(\[limits\] seconds\)",
+            ),
+        ],
+    )
+    def test_a_compiled_kernel(
+        self, facts: dict[str, Any], message: str, tree: Path, gpu_targets: Targets, counting: CountingCompiler
+    ) -> None:
+        counting.facts = facts
+        with pytest.raises(BuildError, match=message) as caught:
+            built(tree, gpu_targets(tree))
+        assert f"{tree}/cuda/embedding.cu for h200/smollm2-135m/bf16 (embedding_table_bf16__" in str(caught.value)
+
+    def test_what_is_declared_is_allowed(self, tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
+        for file in (tree / "cuda").glob("*.cu"):
+            text = file.read_text()
+            limits = "[limits]\nspills = 16\nseconds = 40\n"
+            text = (
+                text.replace("[limits]\n", limits)
+                if "[limits]" in text
+                else text.replace("[knobs]\n", f"{limits}[knobs]\n", 1)
+            )
+            file.write_text(text)
+        counting.facts = {"spills": 16, "seconds": 31.0}
+        built(tree, gpu_targets(tree))
+
+    def test_an_op_without_a_kernel(self, tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
+        (target,) = gpu_targets(tree)
+        (tree / "cuda/swiglu.cu").unlink()
+        with pytest.raises(
+            BuildError, match="op swiglu: no kernel for target h200/smollm2-135m/bf16; accepted: swiglu.cu in "
+        ):
+            built(tree, [target])
+
+    @pytest.mark.parametrize("threads", [2048, 100])
+    def test_threads_per_block(
+        self, threads: int, tree: Path, gpu_targets: Targets, counting: CountingCompiler
+    ) -> None:
+        edit(tree / "cuda/residual_add.cu", "TILE = 256", f"TILE = {threads}")
+        with pytest.raises(BuildError, match=f"{threads} threads per block; accepted: a multiple of 32, at most 1024"):
+            built(tree, gpu_targets(tree))
+
+    def test_a_header_that_is_not_there(self, tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
+        edit(tree / "cuda/residual_add.cu", '"atlas/convert.cuh"', '"atlas/convort.cuh"')
+        with pytest.raises(
+            BuildError, match='#include "atlas/convort.cuh": no such header; accepted: .*/h200/include, '
+        ):
+            built(tree, gpu_targets(tree))
+
+
+@pytest.mark.cuda_toolchain
+@pytest.mark.usefixtures("wheels")
+class TestRealFailures:
+    """What the compiler and the walk over its output find in kernels that are really wrong."""
+
+    def test_spills(self, tree: Path, gpu_targets: Targets) -> None:
+        edit(tree / "cuda/sample.cu", "THREADS = 512", "THREADS = 1024")
+        with pytest.raises(BuildError, match=r"sample.cu for .*: \d+ bytes of register spills; accepted: at most 0"):
+            built(tree, gpu_targets(tree))
+
+    def test_shared_memory(self, tree: Path, gpu_targets: Targets) -> None:
+        edit(tree / "cuda/residual_add.cu", 'block = "TILE"', 'block = "TILE"\nshared = 240000')
+        with pytest.raises(
+            BuildError,
+            match=r"240000 bytes of shared memory \(240000 dynamic, 0 static\); accepted: at most 232448 on h200",
+        ):
+            built(tree, gpu_targets(tree))
+
+    def test_an_empty_kernel(self, tree: Path, gpu_targets: Targets) -> None:
+        edit(tree / "cuda/residual_add.cu", "  residual[element] += atlas::to_float(x[element]);", "  (void)element;")
+        with pytest.raises(BuildError, match="residual_add.cu for .* never reads its input x"):
+            built(tree, gpu_targets(tree))
+
+    def test_an_output_that_is_not_written(self, tree: Path, gpu_targets: Targets) -> None:
+        edit(tree / "cuda/sample.cu", "last_token[slots[row]] = token", "tokens[slots[row]] = token")
+        with pytest.raises(BuildError, match="never writes its output last_token"):
+            built(tree, gpu_targets(tree))
+
+    def test_an_input_declared_as_unread(self, tree: Path, gpu_targets: Targets) -> None:
+        edit(tree / "cuda/residual_add.cu", "atlas::to_float(x[element])", "1.0f")
+        with pytest.raises(BuildError, match="If the input is not needed, declare it: \\[limits\\] unread"):
+            built(tree, gpu_targets(tree))
+        edit(tree / "cuda/residual_add.cu", "[knobs]", '[limits]\nunread = ["x"]\n[knobs]')
+        built(tree, gpu_targets(tree))
+
+
+class TestCache:
+    def test_a_damaged_entry_is_compiled_again(
+        self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
+    ) -> None:
+        first = built(tree, gpu_targets(tree))
+        entries = sorted((cache.cache_root() / "kernels").iterdir())
+        assert len(entries) == 14 and all(entry.suffix == ".kernel" for entry in entries)
+        damages: list[Callable[[bytes], bytes]] = [
+            lambda data: data[:-1],
+            lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+            lambda data: b"",
+            lambda data: b"[]\n",
+            lambda data: data.replace(b'"registers"', b'"registres"'),
+            lambda data: (
+                json.dumps({**json.loads(data.split(b"\n")[0]), "format": 1}).encode() + data[data.index(b"\n") :]
+            ),
+        ]
+        for entry, damage in zip(entries, damages, strict=False):
+            entry.write_bytes(damage(entry.read_bytes()))
+        counting.calls.clear()
+        assert built(tree, gpu_targets(tree)) == first
+        assert len(counting.calls) == len(damages)
+        counting.calls.clear()
+        assert built(tree, gpu_targets(tree)) == first and counting.calls == []
+
+    def test_the_folder_is_private(self, tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
+        built(tree, gpu_targets(tree))
+        for folder in (cache.cache_root(), cache.cache_root() / "kernels"):
+            assert folder.stat().st_mode & 0o777 == 0o700
+
+    def test_a_folder_that_others_can_write_to_is_not_used(
+        self, tree: Path, gpu_targets: Targets, counting: CountingCompiler, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        built(tree, gpu_targets(tree))
+        folder = cache.cache_root() / "kernels"
+        folder.chmod(0o777)
+        counting.calls.clear()
+        built(tree, gpu_targets(tree))
+        assert len(counting.calls) == 14
+        assert f"the cache {folder} can be written by others (chmod 700 it): not used" in caplog.text
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+    def test_a_folder_of_somebody_else_is_not_used(
+        self, tree: Path, gpu_targets: Targets, counting: CountingCompiler, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        folder = cache.private_folder("kernels")
+        assert folder is not None
+        os.chown(folder, 12345, -1)
+        assert cache.private_folder("kernels") is None
+        assert "belongs to user id 12345, not to you: not used, everything is compiled" in caplog.text
+
+    def test_no_cache_is_no_obstacle(
+        self,
+        tree: Path,
+        gpu_targets: Targets,
+        counting: CountingCompiler,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        manifest, _ = built(tree, gpu_targets(tree))
+        assert len(manifest.sets[0].kernels) == 14
+
+    def test_a_relative_cache_home_is_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", "here")
+        assert cache.cache_root() == Path.home() / ".cache" / "atlas"
+
+
+def test_the_first_failure_stops_the_rest(tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
+    counting.facts = {"spills": 1}
+    with pytest.raises(BuildError, match="embedding.cu"):
+        built(tree, gpu_targets(tree, "h200,gb10", "*"))
+    assert kernel_job.Compiler(1).compiled == []
