@@ -69,15 +69,17 @@ class Channel:
                 return received
 
     def _read(self) -> None:
-        try:
-            data = self._socket.recv(1 << 20)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self.closed = True
-        self._received += data
+        """Take everything that has arrived: between two steps is the only time, and an abort may stand last."""
+        while not self.closed:
+            try:
+                data = self._socket.recv(1 << 20)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.closed = True
+            self._received += data
 
     def _decode(self) -> list[messages.ToEngine]:
         result, position = [], 0

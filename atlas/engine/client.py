@@ -201,8 +201,7 @@ class EngineClient:
     def kill(self) -> None:
         """The last resort, without an event loop: kill the process and remove the folder now."""
         self._signal(signal.SIGKILL)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_folder()
 
     # ---- the connection ------------------------------------------------------------------------
 
@@ -211,6 +210,9 @@ class EngineClient:
             writer.close()
             return
         self._writer = writer
+        # The connection stands; without the path nobody else can connect, and nothing is left behind
+        # even if this process is killed.
+        self._remove_folder()
         self._connected.set()
         self.stage = "loading"
         self._send(messages.Configure(self._config))
@@ -309,6 +311,9 @@ class EngineClient:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

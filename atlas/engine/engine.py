@@ -12,7 +12,6 @@ from atlas.engine.scheduler import Scheduler
 from atlas.engine.sequence import Sequence
 from atlas.engine.step_builder import fill
 from atlas.errors import RequestError
-from atlas.ops.sample import INVALID_TOKEN
 from atlas.runtime.runner import Runner
 
 _log = logging.getLogger(__name__)
@@ -88,7 +87,7 @@ class Engine:
         return [self._append(chunk.sequence, int(token)) for chunk, token in zip(sampling, tokens, strict=True)]
 
     def _append(self, sequence: Sequence, token: int) -> SequenceOutput:
-        if token == INVALID_TOKEN:
+        if not 0 <= token < self.runner.config.shape.vocab_size:  # INVALID_TOKEN
             self._finish(sequence)
             position = len(sequence.tokens)
             error = f"the model's logits at position {position} are not finite numbers; no token can be chosen"
@@ -108,8 +107,8 @@ class Engine:
     def _finish(self, sequence: Sequence) -> None:
         del self._sequences[sequence.request_id]
         self.scheduler.remove(sequence)
-        if not self._sequences:
-            self.pool.check_integrity()
+        if not self._sequences and self.pool.free != self.pool.total:
+            raise AssertionError(f"{self.pool.total - self.pool.free} KV blocks have an owner but no request is left")
 
     def stats(self) -> Stats:
         """A snapshot between two steps."""

@@ -49,7 +49,7 @@ class BlockPool:
                 self._free.append(block)
 
     def check_integrity(self) -> None:
-        """Every block is either free or owned. Run when the engine is idle."""
+        """Raises AssertionError unless every block is either free or owned."""
         free = set(self._free)
         if len(free) != len(self._free) or any((owners == 0) != (b in free) for b, owners in enumerate(self._owners)):
             raise AssertionError("the KV block pool is inconsistent")

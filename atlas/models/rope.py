@@ -9,6 +9,8 @@ from typing import Any
 from atlas.errors import CheckpointError
 from atlas.targets.shape import config_field
 
+_KNOWN = "default, linear, llama3"
+
 
 def inv_freq(config: Mapping[str, Any], head_dim: int) -> list[float]:
     """Frequencies [head_dim / 2] for the config's rope scheme: none ("default"), "linear" or "llama3".
@@ -17,18 +19,20 @@ def inv_freq(config: Mapping[str, Any], head_dim: int) -> list[float]:
     the base, in `rope_parameters` (newer files).
 
     Raises:
-        CheckpointError: an unknown scheme, or one of its fields missing.
+        CheckpointError: an unknown scheme, or one of its fields missing or out of range.
     """
     if head_dim % 2:
         raise CheckpointError("config.json", f"head_dim is {head_dim}", "an even number")
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping):
         raise CheckpointError("config.json", f"rope_scaling is {scaling!r}", "an object or null")
-    base = scaling.get("rope_theta") or config.get("rope_theta") or 10000.0
-    if isinstance(base, bool) or not isinstance(base, int | float) or not 1.0 < base < 1e12:
-        raise CheckpointError("config.json", f"rope_theta is {base!r}", "a number above 1")
-    frequencies = [float(base) ** (-2.0 * i / head_dim) for i in range(head_dim // 2)]
-    scheme = scaling.get("rope_type", scaling.get("type", "default"))
+    base: float = config_field(scaling, "rope_theta", float, config_field(config, "rope_theta", float, 10000.0))
+    frequencies = [base ** (-2.0 * i / head_dim) for i in range(head_dim // 2)]
+    scheme = scaling.get("rope_type", scaling.get("type"))
+    if scheme is None:
+        if set(scaling) - {"rope_theta"}:
+            raise CheckpointError("config.json", f"rope_scaling {dict(scaling)} names no rope_type", _KNOWN)
+        scheme = "default"
     if scheme == "default":
         return frequencies
     if scheme == "linear":
@@ -36,7 +40,7 @@ def inv_freq(config: Mapping[str, Any], head_dim: int) -> list[float]:
         return [f / factor for f in frequencies]
     if scheme == "llama3":
         return [_llama3(f, scaling) for f in frequencies]
-    raise CheckpointError("config.json", f"rope_scaling type {scheme!r} is not known", "default, linear, llama3")
+    raise CheckpointError("config.json", f"rope_scaling type {scheme!r} is not known", _KNOWN)
 
 
 def _llama3(frequency: float, scaling: Mapping[str, Any]) -> float:
@@ -45,6 +49,8 @@ def _llama3(frequency: float, scaling: Mapping[str, Any]) -> float:
     low: float = config_field(scaling, "low_freq_factor", float)
     high: float = config_field(scaling, "high_freq_factor", float)
     original: int = config_field(scaling, "original_max_position_embeddings", int)
+    if low >= high:
+        raise CheckpointError("config.json", f"low_freq_factor {low} and high_freq_factor {high}", "low below high")
     wavelength = 2.0 * math.pi / frequency
     if wavelength > original / low:
         return frequency / factor

@@ -34,19 +34,17 @@ def check(checkpoint: Checkpoint, programs: StepPrograms, sources: Mapping[str, 
         if source.values:
             continue
         rows, *rest = programs.buffers[name].extents({})
-        found = 0
-        for tensor in source.tensors:
+        for tensor, tensor_rows in zip(source.tensors, source.rows or (rows,), strict=True):
             if tensor not in checkpoint.tensors:
                 raise CheckpointError(
                     str(checkpoint.path), f"tensor {tensor} is missing", "every tensor that config.json implies"
                 )
             used.add(tensor)
-            shape = checkpoint.tensors[tensor].shape
-            if list(shape[1:]) != rest or not shape:
-                raise _shape_error(checkpoint, tensor, [rows, *rest], len(source.tensors))
-            found += shape[0]
-        if found != rows:
-            raise _shape_error(checkpoint, source.tensors[0], [rows, *rest], len(source.tensors))
+            info, expected = checkpoint.tensors[tensor], [tensor_rows, *rest]
+            if list(info.shape) != expected:
+                raise CheckpointError(
+                    info.file, f"tensor {tensor} has shape {list(info.shape)}", f"{expected}, as config.json says"
+                )
     for tensor in sorted(set(checkpoint.tensors) - used):
         if tensor.endswith(_IGNORABLE) or tensor == "lm_head.weight":
             continue
@@ -55,12 +53,6 @@ def check(checkpoint: Checkpoint, programs: StepPrograms, sources: Mapping[str, 
                 checkpoint.tensors[tensor].file, f"tensor {tensor} is a bias that this model family would not apply"
             )
         _log.warning("%s: tensor %s is not used by this model", checkpoint.tensors[tensor].file, tensor)
-
-
-def _shape_error(checkpoint: Checkpoint, tensor: str, expected: list[int], parts: int) -> CheckpointError:
-    info = checkpoint.tensors[tensor]
-    wanted = f"{expected} (joined from {parts} tensors)" if parts > 1 else str(expected)
-    return CheckpointError(info.file, f"tensor {tensor} has shape {list(info.shape)}", f"{wanted}, as config.json says")
 
 
 def buffer_layouts(programs: StepPrograms, kernels: Mapping[str, KernelEntry]) -> dict[str, str]:

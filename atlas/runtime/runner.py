@@ -118,7 +118,7 @@ class Runner:
         family = family_of(checkpoint.config)
         config = family.configure(checkpoint.config, Shard())
         backend, choice, kernels = _open_backend(config.shape, options, str(checkpoint.path))
-        _log.info("kernel set %s on %s (%s)", choice.name, backend.describe(), choice.reason)
+        _log.debug("kernel set %s on %s (%s)", choice.name, backend.describe(), choice.reason)
         formats = _formats(choice.quant, options.kv_dtype)
         programs = family.record(config, formats)
         sources = family.weights(config)
@@ -137,7 +137,11 @@ class Runner:
             BoundProgram(program, programs.buffers, plan, limits, kernels)
             for program in (programs.forward, programs.sample)
         )
-        backend.allocate(plan.total)
+        try:
+            backend.allocate(plan.total)
+        except DeviceError as error:
+            fix = "lower --max-context, --max-seqs or --kv-memory"
+            raise DeviceError(error.where, error.found, error.accepted, fix) from None
 
         stage("weights")
         loader.load(checkpoint, backend, forward, sources, layouts)

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atlas.serve.chat import chat_completions
 from atlas.serve.completions import completions
@@ -57,7 +57,8 @@ def create_app(service: Service) -> ASGIApp:
 
 
 class _Counting:
-    """Counts requests until the last byte of their answer, for a shutdown that waits for them."""
+    """Counts requests from the last byte of their body to the last byte of their answer, for a shutdown that
+    waits for them. A body that never ends is not waited for."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
@@ -66,11 +67,20 @@ class _Counting:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        self._service.active += 1
+        counted = False
+
+        async def counting_receive() -> Message:
+            nonlocal counted
+            message = await receive()
+            if not counted and message["type"] == "http.request" and not message.get("more_body"):
+                counted = True
+                self._service.active += 1
+            return message
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, counting_receive, send)
         finally:
-            self._service.active -= 1
+            self._service.active -= counted
 
 
 async def _health(_: Request, service: Service) -> Response:

@@ -18,6 +18,7 @@ from atlas.serve.errors import ApiError
 logger = logging.getLogger("atlas.serve")
 
 MAX_BODY = 32 << 20
+BODY_SECONDS = 60.0
 DONE = b"data: [DONE]\n\n"
 
 T = TypeVar("T")
@@ -26,7 +27,10 @@ _encoder = msgspec.json.Encoder()
 
 
 async def read_body(request: Request) -> bytes:
-    """The body of a JSON request. Raises ApiError 413 above MAX_BODY, 415 for another content type."""
+    """The body of a JSON request.
+
+    Raises ApiError 413 above MAX_BODY, 415 for another content type, 408 when it takes too long to arrive.
+    """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         message = f"content-type: {content_type[:80] or 'missing'!r}; accepted: application/json"
@@ -35,15 +39,20 @@ async def read_body(request: Request) -> bytes:
     if declared.isdecimal() and int(declared) > 2 * MAX_BODY:
         raise _too_large()
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size <= MAX_BODY:
-            parts.append(part)
-            continue
-        # A client that is cut off while it still sends never reads why; so take a little more than allowed.
-        parts.clear()
-        if size > 2 * MAX_BODY:
-            break
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size <= MAX_BODY:
+                    parts.append(part)
+                    continue
+                # A client that is cut off while it still sends never reads why; so take a little more than allowed.
+                parts.clear()
+                if size > 2 * MAX_BODY:
+                    break
+    except TimeoutError:
+        message = f"request body: not complete after {BODY_SECONDS:g} s"
+        raise ApiError(408, "request_timeout", message, headers={"Connection": "close"}) from None
     if size > MAX_BODY:
         raise _too_large()
     return b"".join(parts)

@@ -142,10 +142,10 @@ class Server:
         if frontend.template is not None:
             path, body = (
                 "chat/completions",
-                {"model": name, "messages": [{"role": "user", "content": "Hello"}]},
+                {"model": name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 50},
             )
         else:
-            path, body = "completions", {"model": name, "prompt": "Hello"}
+            path, body = "completions", {"model": name, "prompt": "Hello", "max_tokens": 50}
         data = shlex.quote(msgspec.json.encode(body).decode())
         logger.info("backend %s, kernels %s: %s", ready.backend, ready.kernel_set, ready.reason)
         for origin in frontend.defaults.origins:

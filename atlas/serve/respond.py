@@ -45,7 +45,7 @@ def make_jobs(
 ) -> tuple[list[Job], dict[str, str]]:
     """One job for each prompt, and a header that says so where max_tokens had to be cut."""
     jobs = [
-        Job(index, prompt, sampling.fit(len(prompt), max_context), sampling.stops)
+        Job(index, prompt, sampling.fit(index, len(prompt), max_context), sampling.stops)
         for index, prompt in enumerate(prompts)
     ]
     asked = sampling.max_tokens

@@ -47,17 +47,19 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
 
 
 class SamplingRequest(msgspec.Struct, frozen=True):
-    """A request's sampling fields, checked; only the prompt's length is still unknown."""
+    """A request's sampling fields, checked; only the prompts are still unknown."""
 
     params: SamplingParams
     stops: tuple[str, ...]
     max_tokens: int | None
 
-    def fit(self, prompt_tokens: int, max_context: int) -> SamplingParams:
-        """The parameters for one prompt, with max_tokens cut to the room that is left."""
+    def fit(self, index: int, prompt_tokens: int, max_context: int) -> SamplingParams:
+        """The parameters of choice `index`: max_tokens cut to the room that is left, and a seed of its own,
+        so that equal prompts of one request are independent draws. Choice 0 has the request's seed."""
         room = max_context - prompt_tokens
         tokens = room if self.max_tokens is None else min(self.max_tokens, room)
-        return msgspec.structs.replace(self.params, max_tokens=tokens)
+        seed = (self.params.seed + index + 2**63) % 2**64 - 2**63
+        return msgspec.structs.replace(self.params, max_tokens=tokens, seed=seed)
 
 
 def check(
@@ -109,7 +111,7 @@ def _seed(requested: int | None, server: int | None) -> int:
         return secrets.randbits(63) if server is None else server
     if not -(2**63) <= requested < 2**63:
         raise invalid("seed", str(requested)[:40], "a 64-bit integer")
-    return requested & (2**63 - 1)
+    return requested
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 import atlas
 from atlas.engine.client import EngineUnavailableError
-from atlas.engine.messages import Stats
 from atlas.serve.errors import unavailable
 from atlas.serve.http import json_response
 from atlas.serve.service import Service
@@ -28,7 +27,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     reason: str
     max_context: int
     start: dict[str, float]
-    engine: Stats
+    engine: dict[str, int]
 
 
 async def server_info(_: Request, service: Service) -> Response:
@@ -49,6 +48,6 @@ async def server_info(_: Request, service: Service) -> Response:
             reason=ready.reason,
             max_context=ready.max_context,
             start=dict(ready.ledger),
-            engine=stats,
+            engine=msgspec.structs.asdict(stats),
         )
     )

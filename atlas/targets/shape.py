@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -109,6 +110,8 @@ def config_field(config: Mapping[str, Any], name: str, kind: type, default: Any 
         value = float(value)
     if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
         raise CheckpointError("config.json", f"{name} is {value!r}", f"a value of type {kind.__name__}")
+    if isinstance(value, float) and not 0.0 < value < math.inf:
+        raise CheckpointError("config.json", f"{name} is {value}", "a finite number above 0")
     if isinstance(value, int) and kind is int and not 0 < value <= _MAX_DIMENSION:
         raise CheckpointError("config.json", f"{name} is {value}", f"an integer in 1..{_MAX_DIMENSION}")
     return value

@@ -18,7 +18,7 @@ import pytest
 
 from atlas.config import EngineConfig
 from atlas.engine import messages
-from atlas.engine.client import EngineClient, EngineUnavailableError
+from atlas.engine.client import EngineClient, EngineUnavailableError, _make_folder
 from atlas.engine.messages import SamplingParams, SequenceOutput
 
 ENGINE = Path(__file__).parents[1] / "serve" / "scripted_engine.py"
@@ -89,8 +89,7 @@ async def whole(client: EngineClient, **options: Any) -> tuple[list[int], Sequen
 
 def test_one_request_and_the_configuration(drive: Any, tmp_path: Path) -> None:
     async def body(client: EngineClient) -> None:
-        folder = next((tmp_path / "tmp").iterdir())
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert not list((tmp_path / "tmp").iterdir()), "the socket's path goes once the engine has connected"
         assert client.ready is not None and client.ready.max_context == 512
         tokens, last = await whole(client)
         assert (tokens, last.finish_reason) == ([10, 11, 12, 3], "stop")
@@ -99,6 +98,12 @@ def test_one_request_and_the_configuration(drive: Any, tmp_path: Path) -> None:
     log = drive(body)
     assert log[0]["config"] == json.loads(EngineConfig(model="/m", quant="f32").to_json())
     assert [entry["event"] for entry in log] == ["configure", "submit", "shutdown"]
+
+
+def test_the_sockets_folder_is_private() -> None:
+    folder = _make_folder()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.rmdir()
 
 
 def test_many_requests_keep_their_tokens(drive: Any) -> None:
@@ -201,7 +206,11 @@ class _NullWriter:
         return False
 
 
-def test_only_one_connection_is_taken(drive: Any, tmp_path: Path) -> None:
+def test_only_one_connection_is_taken(monkeypatch: pytest.MonkeyPatch, drive: Any, tmp_path: Path) -> None:
+    """Someone who connects while the engine does is turned away; afterwards there is no path to connect to."""
+    remove_folder = EngineClient._remove_folder
+    monkeypatch.setattr(EngineClient, "_remove_folder", lambda client: None)
+
     async def body(client: EngineClient) -> None:
         path = next((tmp_path / "tmp").iterdir()) / "engine.sock"
         reader, writer = await asyncio.open_unix_connection(path)
@@ -210,6 +219,7 @@ def test_only_one_connection_is_taken(drive: Any, tmp_path: Path) -> None:
             assert await reader.read() == b""
         writer.close()
         assert client.state == "ready" and (await whole(client))[0] == [10, 11, 12, 3]
+        remove_folder(client)
 
     drive(body)
 

@@ -20,6 +20,10 @@ ORACLE = Path(__file__).resolve().parents[1] / "oracle" / "smollm2.npz"
 
 MAX_ABS, REL_L2, REL_L2_BF16 = 2e-2, 2e-3, 2e-2
 
+LEAD_NOISE = 0.1
+"""Twice the largest lead of the oracle at which a bf16 text was seen to leave it: 0.048 on `cpu` and on an H200
+(bench/results/h200_smollm2_bf16.json). A constant, so that a worse kernel cannot loosen its own bound."""
+
 
 @pytest.fixture(scope="session")
 def oracle() -> dict[str, np.ndarray[Any, Any]]:
@@ -98,13 +102,10 @@ def test_any_chunking_gives_the_same_bits(smollm2_path: Path, f32: Runner, model
 def test_bf16_greedy_tokens(bf16: Runner, oracle: dict[str, np.ndarray[Any, Any]]) -> None:
     """A token may differ only where the oracle's lead over the runner-up is within bf16's noise.
 
-    The noise is measured on the same model: the largest change of a lead between two logits that
-    bf16 causes at the oracle's own positions. After a token that differs the texts go apart, so
-    only the first difference of a prompt counts.
+    After a token that differs the texts go apart, so only the first difference of a prompt counts.
     """
     prompts, expected = greedy_oracle(oracle)
     actual = run.greedy(bf16, prompts, 64, together=8)
-    noise = lead_noise(bf16, oracle)
     listed = []
     for i, (tokens, wanted) in enumerate(zip(actual, expected, strict=True)):
         different = np.flatnonzero(np.array(tokens) != np.array(wanted))
@@ -112,16 +113,8 @@ def test_bf16_greedy_tokens(bf16: Runner, oracle: dict[str, np.ndarray[Any, Any]
             position = int(different[0])
             gap = float(oracle[f"greedy.{i}.gap"][position])
             listed.append((i, position, gap))
-            assert gap < noise, f"prompt {i} differs at token {position}, where the oracle leads by {gap:.3f}"
-    print(f"bf16 noise of a lead {noise:.3f}; differences (prompt, token, oracle's lead): {listed}")
-
-
-def lead_noise(runner: Runner, oracle: dict[str, np.ndarray[Any, Any]]) -> float:
-    """Largest error of a difference of two logits over the stored columns of the chat prompt."""
-    logits = run.logits(runner, oracle["chat.ids"].tolist())
-    columns = np.linspace(0, logits.shape[1] - 1, COLUMNS).astype(np.int64)
-    error = logits[:, columns] - oracle["chat.columns"]
-    return float((error.max(axis=1) - error.min(axis=1)).max())
+            assert gap < LEAD_NOISE, f"prompt {i} differs at token {position}, where the oracle leads by {gap:.3f}"
+    print(f"differences (prompt, token, oracle's lead): {listed}")
 
 
 def test_a_batch_and_a_lone_request_agree_in_every_bit(bf16: Runner, oracle: dict[str, np.ndarray[Any, Any]]) -> None:

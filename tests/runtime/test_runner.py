@@ -19,6 +19,8 @@ from tests.models import run
 
 BACKENDS = ("reference", "cpu")
 
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+
 
 def load(folder: Path, **options: object) -> Runner:
     with open_checkpoint(folder) as checkpoint:
@@ -165,7 +167,12 @@ def test_a_missing_tensor_is_named(
             r"down_proj.weight has shape \[64, 95\]; accepted: \[64, 96\]",
         ),
         ("model.embed_tokens.weight", (319, 64), r"embed_tokens.weight has shape \[319, 64\]; accepted: \[320, 64\]"),
-        ("model.layers.0.self_attn.k_proj.weight", (32, 64), r"q_proj.weight has shape .* \[256, 64\] \(joined from 3"),
+        (
+            "model.layers.0.self_attn.k_proj.weight",
+            (32, 64),
+            r"k_proj.weight has shape \[32, 64\]; accepted: \[64, 64\]",
+        ),
+        ("model.layers.1.mlp.up_proj.weight", (97, 64), r"up_proj.weight has shape \[97, 64\]; accepted: \[96, 64\]"),
         ("model.norm.weight", (63,), r"model.norm.weight has shape \[63\]; accepted: \[64\]"),
     ],
 )
@@ -207,6 +214,18 @@ def test_leftover_rotary_buffers_are_harmless(tmp_path: Path, model: Path) -> No
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; accepted: 'silu'"),
         ({"rope_scaling": {"rope_type": "spiral"}}, "rope_scaling type 'spiral' is not known"),
         ({"rope_scaling": {"rope_type": "linear"}}, "required field 'factor' is missing"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor is 0.0; accepted: a finite number above 0"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": -2.0}}, "factor is -2.0"),
+        ({"rope_scaling": {"factor": 2.0}}, "rope_scaling {'factor': 2.0} names no rope_type"),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "factor": 0}}, "factor is 0.0"),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.0}}, "low below high"),
+        ({"rope_theta": 0}, "rope_theta is 0.0"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps is -1.0"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"sliding_window": 64}, "sliding_window is 64"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"quantization_config": {"quant_method": "wobble"}}, "quantization_config has quant_method 'wobble'"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"num_hidden_layers": 5000}, "num_hidden_layers is 5000"),

@@ -12,6 +12,8 @@ from serve_harness import ANSWER, RunningServer, Start, behaviour, make_checkpoi
 # What the engine does for each seed; see the tests that send it.
 BEHAVIOURS = {
     "1": behaviour("abcDEFGHIJklm"),
+    # Choice i of a request has its seed + i.
+    **{str(seed): behaviour(f"{seed} abcDEFGHIJklm") for seed in (60, 61, 62)},
     "2": behaviour("uvwxyz", end=None),
     "3": behaviour("slow ", end=None, delay=0.05),
     "4": behaviour("broken", error_after=3),

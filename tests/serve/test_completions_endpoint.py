@@ -41,7 +41,7 @@ def test_kinds_of_prompt(shared: RunningServer, prompt: Any, expected: list[list
 
 
 def test_a_stream_of_several_prompts(shared: RunningServer) -> None:
-    fields = {"prompt": ["a", "b", "c"], "seed": 1, "stop": "GH"}
+    fields = {"prompt": ["a", "b", "c"], "seed": 60, "stop": "GH"}
     chunks = list(ask(shared, **fields, stream=True, stream_options={"include_usage": True}))
     texts, reasons = ["", "", ""], [None, None, None]
     for chunk in chunks:
@@ -49,7 +49,7 @@ def test_a_stream_of_several_prompts(shared: RunningServer) -> None:
             assert reasons[choice.index] is None
             texts[choice.index] += choice.text
             reasons[choice.index] = choice.finish_reason
-    assert texts == ["abcDEF"] * 3 and reasons == ["stop"] * 3
+    assert texts == ["60 abcDEF", "61 abcDEF", "62 abcDEF"] and reasons == ["stop"] * 3
     whole = ask(shared, **fields)
     assert [choice.text for choice in whole.choices] == texts
     assert whole.usage == chunks[-1].usage
