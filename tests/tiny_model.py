@@ -28,8 +28,11 @@ CONFIG: dict[str, Any] = {
 
 
 def tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Random weights by Hugging Face name, scaled so that activations stay of order 1."""
-    rng = np.random.default_rng(seed)
+    """Random weights by Hugging Face name, scaled so that activations stay of order 1.
+
+    From NumPy's legacy generator, whose stream is frozen: an oracle file may rely on it.
+    """
+    rng = np.random.RandomState(seed)
     hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     q = config["num_attention_heads"] * config["head_dim"]
     kv = config["num_key_value_heads"] * config["head_dim"]
@@ -70,3 +73,11 @@ def write(folder: Path, seed: int = 0, drop: tuple[str, ...] = (), **changes: An
     weights = {name: array for name, array in tensors(config, seed).items() if name not in drop}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def drop_field(folder: Path, field: str) -> None:
+    """Remove a field from a checkpoint's config.json."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config[field]
+    path.write_text(json.dumps(config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -79,6 +80,12 @@ class _Counting:
 
         try:
             await self._app(scope, counting_receive, send)
+        except asyncio.CancelledError:
+            # At the end uvicorn cancels what is left: requests whose body never came.
+            if counted or not self._service.draining:
+                raise
+            response = ApiError(503, "server_shutting_down", "the server is shutting down").response()
+            await response(scope, counting_receive, send)
         finally:
             self._service.active -= counted
 

@@ -11,6 +11,7 @@ import pytest
 from atlas.engine.engine import Engine
 from atlas.engine.messages import SamplingParams, SequenceOutput
 from atlas.errors import RequestError
+from atlas.ops.sample import choose
 from atlas.runtime.runner import Runner, RunnerOptions
 from atlas.weights import open_checkpoint
 from tests import tiny_model
@@ -84,6 +85,31 @@ def test_preemption_changes_no_token(model: Path) -> None:
     assert engine.scheduler.preemptions > 0
     for name, prompt in given.items():
         assert results[name][0] == alone(model, prompt, sampling[name]), f"request {name}"
+
+
+def test_a_draw_depends_on_seed_and_position_alone(model: Path) -> None:
+    """Each token is the reference's choice for the request's seed at that token's own position."""
+    engine = make(model)
+    prompt, sampling = prompts(1)[0], SamplingParams(max_tokens=8, temperature=1.3, top_k=50, top_p=0.9, seed=-77)
+    engine.add("a", prompt, sampling)
+    length, drawn = len(prompt), 0
+    while engine.busy:
+        for output in engine.step():
+            logits = engine.runner.read("logits")[0]
+            assert output.token_ids == [choose(logits, 1.3, 50, 0.9, -77 & (2**64 - 1), length + drawn)]
+            drawn += 1
+    assert drawn == 8
+
+
+def test_the_block_is_not_refilled_while_the_device_may_read_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that samples waits for its tokens; one that does not must wait for the device."""
+    engine = make(model, max_rows=16)
+    waits: list[int] = []
+    monkeypatch.setattr(engine.runner.backend, "synchronize", lambda: waits.append(engine.steps))
+    engine.add("a", list(range(40)), SamplingParams(max_tokens=2))
+    while engine.busy:
+        engine.step()
+    assert waits == [0, 1], "prompts of 40 tokens in chunks of 16: the first two steps sample nothing"
 
 
 def test_seeds_reproduce_and_differ(model: Path) -> None:

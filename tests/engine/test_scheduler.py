@@ -60,6 +60,17 @@ def test_the_latest_admission_is_preempted_and_comes_back_whole() -> None:
     assert advance(scheduler) == {"b": 32}
 
 
+def test_a_preempted_sequence_comes_back_before_those_that_never_ran() -> None:
+    scheduler = Scheduler(BlockPool(4), max_rows=64, max_seqs=2, n_slots=2)
+    first, second, third = sequence("a", 32), sequence("b", 31), sequence("c", 1)
+    for s in (first, second, third):
+        scheduler.add(s)
+    advance(scheduler)
+    assert advance(scheduler) == {"a": 1} and list(scheduler.waiting) == [second, third]
+    scheduler.remove(first)
+    assert advance(scheduler) == {"b": 32, "c": 1}
+
+
 def test_removing_a_waiting_sequence_leaves_the_pool_alone() -> None:
     scheduler = Scheduler(BlockPool(4), max_rows=8, max_seqs=1, n_slots=1)
     first, second = sequence("a", 4), sequence("b", 4)

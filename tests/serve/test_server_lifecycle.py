@@ -157,6 +157,19 @@ def test_the_engines_death(start: Start, fault: str) -> None:
     assert "the engine died" in server.output.read_text()
 
 
+def test_a_body_that_never_ends_does_not_hold_up_the_end(start: Start) -> None:
+    server = start("--drain-timeout", "20").wait_ready()
+    with socket.create_connection(("127.0.0.1", server.port)) as half:
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+        )
+        half.sendall(head.encode())
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)
+        assert ends(server, 4) == 0
+    assert "Traceback" not in server.output.read_text()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_when_idle(start: Start, number: int) -> None:
     server = start().wait_ready()
