@@ -159,8 +159,7 @@ def check(job: Job, compiled: Compiled) -> None:
 def entry(job: Job, compiled: Compiled, add_image: Callable[[bytes], int], embed: str) -> KernelEntry:
     """The manifest entry of a checked kernel. `embed`: cubin, ptx or both."""
     image = add_image(compiled.image) if embed != "ptx" else -1
-    # The driver takes PTX as text that ends with a zero byte.
-    ptx = add_image(compiled.ptx + b"\0") if embed != "cubin" else -1
+    ptx = add_image(compiled.ptx) if embed != "cubin" else -1
     return KernelEntry(
         name=job.key.name(),
         op=job.key.op,
