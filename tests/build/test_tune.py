@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atlas.build import kernel_file, knobs, tune
+from atlas.build import compile as build
+from atlas.build import kernel_file, knobs, manifest, tune
 from atlas.build.manifest import KernelEntry
 from atlas.errors import BuildError
 from atlas.runtime import core
 from atlas.runtime.program import KernelKey
 from atlas.targets import target as targets
 
-KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 ROWS = {"1": 0.5, "3": 0.5}
 
 KEYS = [
@@ -62,8 +61,8 @@ def document(*cases: dict[str, Any]) -> dict[str, Any]:
 
 
 def cpu_kernels() -> dict[str, KernelEntry]:
-    manifest, _ = core.embedded()
-    return {kernel.name: kernel for s in manifest.sets if s.kind == "cpu" for kernel in s.kernels}
+    known, _ = core.embedded()
+    return {kernel.name: kernel for s in known.sets if s.kind == "cpu" for kernel in s.kernels}
 
 
 @pytest.fixture
@@ -132,13 +131,6 @@ def result_for(winner: dict[str, int], arch: str = "sm_90a") -> dict[str, Any]:
 GOOD = {"TILE_M": 16, "TILE_N": 32, "WARPS": 4, "STAGES": 6}
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    copy = tmp_path / "kernels"
-    shutil.copytree(KERNELS, copy)
-    return copy
-
-
 def test_winners_are_written_with_their_figures_and_used(tree: Path) -> None:
     file = tune.apply(tree, result_for(GOOD))
     assert file == tree / "h200/smollm2-135m/bf16/tuning.toml"
@@ -190,3 +182,51 @@ def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.Capture
     assert "is no tuning result ('what'); accepted: a file that tune --measure wrote" in capsys.readouterr().err
     assert tune.main(["--hw", "h200", "--model", "*", "--quant", "bf16", "--prepare", str(tmp_path)]) == 1
     assert "accepted: exactly one" in capsys.readouterr().err
+
+
+@pytest.mark.cuda_toolchain
+@pytest.mark.usefixtures("wheels")
+def test_prepare_compiles_every_legal_variant(tree: Path, tmp_path: Path, gpu_targets: Any) -> None:
+    (target,) = gpu_targets(tree)
+    folder = tmp_path / "out"
+    summary = tune.prepare(tree, target, folder, 2, ("sample", "swiglu"))
+    # 1,024 threads leave sample too few registers: that variant spills, and is left out.
+    assert summary == f"6 variants of 2 kernels for sm_90a in {folder}; 1 failed a check"
+    cases = json.loads((folder / "cases.json").read_text())
+    known, images = manifest.from_json(
+        (folder / "manifest.json").read_text(), (folder / "images.bin").read_bytes(), "here"
+    )
+    entries = {kernel.name: kernel for kernel in known.sets[0].kernels}
+    assert [c["op"] for c in cases["cases"]] == ["swiglu", "sample"]
+    for one in cases["cases"]:
+        key = tune.key_of(one)
+        assert key.name() == one["kernel"] and key in build.closure(target)
+        assert one["variants"][0]["knobs"] == one["declared"]  # the untuned choice comes first
+        for variant in one["variants"]:
+            entry = entries[variant["entry"]]
+            assert (entry.op, entry.knobs) == (one["op"], variant["knobs"])
+            assert images[entry.image][:4] == b"\x7fELF"
+    assert [v["knobs"]["THREADS"] for v in cases["cases"][1]["variants"]] == [512, 256]
+    assert cases["target"] == {"hw": "h200", "model": "smollm2-135m", "quant": "bf16", "arch": "sm_90a"}
+    with pytest.raises(BuildError, match=r"no kernel has \[knobs.choices\]"):
+        tune.prepare(tree, target, folder, 2, ("residual_add",))
+
+
+def test_the_whole_command_measures_and_writes(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prepare(root: Path, target: Any, folder: Path, *_: Any) -> str:
+        assert (root, target.name) == (tree, "h200/smollm2-135m/bf16")
+        return f"prepared {folder.is_dir()}"
+
+    def measure(folder: Path, out: Path, device: int) -> None:
+        assert device == 3
+        out.write_text(json.dumps(result_for(GOOD)))
+
+    monkeypatch.setattr(tune, "kernels_root", lambda: tree)
+    monkeypatch.setattr(tune, "prepare", prepare)
+    monkeypatch.setattr(tune, "_measure", measure)
+    assert tune.main(["--hw", "h200", "--model", "smollm2-135m", "--quant", "bf16", "--device", "3"]) == 0
+    file = tree / "h200/smollm2-135m/bf16/tuning.toml"
+    assert capsys.readouterr().out == f"atlas: prepared True\natlas: wrote {file}\n"
+    assert "TILE_N = 32" in file.read_text()
