@@ -2,8 +2,8 @@
 
     python -m bench.h200_check --pack PACK_H200 --pack PACK_GB10 --commit $(git rev-parse HEAD) --out FILE.json
 
-1. Contract tests of each pack (`python -m tests.contract.pack`): the h200 kernels, and those of gb10
-   built for sm_90a, against NumPy.
+1. Contract tests of each pack (`python -m tests.contract.pack`): the h200 kernels, and those of the other
+   cards built for sm_90a, against NumPy.
 2. SmolLM2-135M-Instruct in bf16: logits and greedy tokens against transformers (tests/oracle) and against
    the `cpu` backend, and every buffer against `reference`.
 
@@ -14,6 +14,7 @@ or it is fetched). Exits 1 if anything is out of bounds; the JSON is written all
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import json
 import platform
 import subprocess
@@ -152,7 +153,8 @@ def main() -> int:
         "python": platform.python_version(),
         "compiler": core.embedded()[0].compiler,
     }
-    document["contract"] = [contract(pack) for pack in arguments.pack]
+    with concurrent.futures.ThreadPoolExecutor() as pool:  # one process each; they wait for the host, not the GPU
+        document["contract"] = list(pool.map(contract, arguments.pack))
     arguments.out.write_text(json.dumps(document, indent=1))
     document["smollm2_bf16"] = model(arguments.model or resolve_model("smollm2-135m", offline=False))
     arguments.out.write_text(json.dumps(document, indent=1))
