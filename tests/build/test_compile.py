@@ -91,7 +91,7 @@ class TestWhatIsCompiled:
         both = gpu_targets(tree, model="smollm2-135m,llama-3.2-1b")
         built(tree, both)
         counting.calls.clear()
-        (tree / "h200/llama-3.2-1b").mkdir(parents=True)
+        (tree / "h200/llama-3.2-1b").mkdir(parents=True, exist_ok=True)
         shutil.copy(tree / "cuda/swiglu.cu", tree / "h200/llama-3.2-1b/swiglu.cu")
         edit(tree / "h200/llama-3.2-1b/swiglu.cu", "// swiglu", "// mine: swiglu")
         manifest, _ = built(tree, gpu_targets(tree, model="smollm2-135m,llama-3.2-1b"))
@@ -151,7 +151,7 @@ class TestManifest:
         self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
     ) -> None:
         folder = tree / "h200/smollm2-135m/bf16"
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "tuning.toml").write_text("[swiglu]\nTILE = 128\n")
         manifest, _ = built(tree, gpu_targets(tree))
         by_op = {kernel.op: kernel for kernel in manifest.sets[0].kernels}

@@ -33,7 +33,7 @@ def declared(tree: Path) -> Declaration:
 
 def write_tuning(tree: Path, text: str) -> None:
     folder = tree / "h200/smollm2-135m/bf16"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "tuning.toml").write_text(text)
 
 

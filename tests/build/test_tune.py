@@ -149,7 +149,7 @@ def test_winners_are_written_with_their_figures_and_used(tree: Path) -> None:
 
 def test_applying_keeps_other_kernels_tables(tree: Path) -> None:
     folder = tree / "h200/smollm2-135m/bf16"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "tuning.toml").write_text("[swiglu]\n# by hand\nTILE = 128\n")
     text = tune.apply(tree, result_for(GOOD)).read_text()
     assert "[swiglu]\n# by hand\nTILE = 128\n" in text and "[linear.linear_x_bf16" in text
