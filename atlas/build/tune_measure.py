@@ -363,10 +363,12 @@ def _time(backend: Backend, handle: int, launches: int) -> float:
         backend.synchronize()
         return (time.perf_counter() - started) / (passes * count)
 
-    once(1, min(4, launches))
-    guess = once(1, min(16, launches))
+    once(1, 1)
+    guess = once(1, min(4, launches))
+    if guess * 16 < SECONDS:  # so quick that the wait would show
+        guess = once(1, min(64, launches))
     passes = max(1, int(SECONDS / (guess * launches)))
-    # A slow kernel takes fewer launches than a whole program, but never so few that the wait shows.
-    count = launches if passes > 1 else max(min(8, launches), min(launches, int(SECONDS / guess)))
+    # A slow kernel takes fewer launches than a whole program.
+    count = launches if passes > 1 else max(min(2, launches), min(launches, int(SECONDS / guess)))
     once(passes, count)
     return statistics.median(once(passes, count) for _ in range(REPEATS)) * 1e6
