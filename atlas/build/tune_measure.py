@@ -22,7 +22,7 @@ from atlas.build import manifest
 from atlas.build.manifest import KernelEntry
 from atlas.build.tune import CASES, key_of
 from atlas.build.tune_inputs import CONTEXT, inputs
-from atlas.errors import AtlasError, BuildError
+from atlas.errors import AtlasError, BuildError, DeviceError
 from atlas.ops import OPS
 from atlas.ops.op import EXACT, Tolerance
 from atlas.runtime import core, memory_plan
@@ -122,7 +122,7 @@ def run_cases(
     for case, bench in zip(document["cases"], benches, strict=True):
         begun = time.perf_counter()
         try:
-            result["cases"].append(_case(backend, case, bench, entries, rows, weights))
+            done = _case(backend, case, bench, entries, rows, weights)
         except BuildError as error:
             # The other kernels' figures are worth having; the command fails at the end.
             result["failed"].append(str(error))
@@ -130,9 +130,10 @@ def run_cases(
             continue
         finally:
             bench.arrays = {}
-        result["seconds"] = round(time.perf_counter() - started, 1)
+            result["seconds"] = round(time.perf_counter() - started, 1)
+            out.write_text(json.dumps(result, indent=1))
+        result["cases"].append(done)
         out.write_text(json.dumps(result, indent=1))
-        done = result["cases"][-1]
         best, untuned = done["winner"], done["untuned"]
         print(
             f"{case['kernel']}: {len(done['variants'])} variants, {len(done['wrong'])} wrong, "
@@ -210,6 +211,7 @@ def _case(
     good: list[dict[str, Any]] = []
     wrong: list[dict[str, Any]] = []
     handles: dict[str, int] = {}
+    launches = len(bench.programs.forward.launches)
     for variant in case["variants"]:
         entry = entries[variant["entry"]]
         kernels = {bench.key.name(): entry}
@@ -222,17 +224,20 @@ def _case(
             wrong.append({**record, "error": str(refusal)})
             continue
         handles[variant["entry"]] = handle
-        error, same, worst = _check(backend, bench, block, memory, handle, rows, bits)
-        if not error and case["same_bits"] and not same:
-            error = "its bits differ from the first variant's"
-        record |= {"same_bits": same, "error_over_tolerance": round(worst, 4)}
-        if error:
-            wrong.append({**record, "error": error})
-            continue
-        record["us"] = {}
-        for count in rows:
-            _begin(backend, bench, block, memory, count)
-            record["us"][str(count)] = round(_time(backend, handle, len(bench.programs.forward.launches)), 3)
+        try:
+            error, same, worst = _check(backend, bench, block, memory, handle, rows, bits)
+            if not error and case["same_bits"] and not same:
+                error = "its bits differ from the first variant's"
+            record |= {"same_bits": same, "error_over_tolerance": round(worst, 4)}
+            if error:
+                wrong.append({**record, "error": error})
+                continue
+            record["us"] = {}
+            for count in rows:
+                _begin(backend, bench, block, memory, count)
+                record["us"][str(count)] = round(_time(backend, handle, launches), 3)
+        except DeviceError as fault:  # nothing works on the device after it
+            raise DeviceError(f"tune {case['kernel']} with {variant['knobs']}", str(fault)) from None
         good.append(record)
     if not good or good[0]["entry"] != case["variants"][0]["entry"]:
         raise BuildError(f"tune {case['kernel']}", f"the untuned variant is wrong: {wrong[0]['error']}")
@@ -243,7 +248,7 @@ def _case(
     best = min(good, key=lambda record: record["score"])
     # The first variant again, last: how much the device changed meanwhile.
     _begin(backend, bench, block, memory, rows[0])
-    again = _time(backend, handles[good[0]["entry"]], len(bench.programs.forward.launches))
+    again = _time(backend, handles[good[0]["entry"]], launches)
     return {
         **{name: case[name] for name in ("kernel", "op", "dtypes", "constants", "untuned_from")},
         "copies": bench.copies,
