@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from atlas.build import architecture, kernel_file
-from atlas.build.cache import write_atomically
 from atlas.build.manifest import Image, KernelEntry, KernelSet, Manifest
+from atlas.cache import write_atomic
 from atlas.errors import BuildError
 from atlas.models import family_of
 from atlas.ops import OPS
@@ -196,4 +196,4 @@ def write(folder: Path, manifest: Manifest, blob: bytes) -> None:
     for name, data in outputs.items():
         path = folder / name
         if not path.exists() or path.read_bytes() != data:
-            write_atomically(path, data)
+            write_atomic(path, data, 0o644)

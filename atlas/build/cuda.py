@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 
 from atlas.build import architecture, inspect, nvcc, nvrtc, ptxas, toolchain
-from atlas.build.cache import Compiled
 from atlas.build.instance import HEADER_NAME as INSTANCE_HEADER
 from atlas.build.instance import instance_header
+from atlas.build.kernel_cache import Compiled
 from atlas.errors import BuildError
 
 OPTIONS: tuple[str, ...] = ("--std=c++17", "--define-macro=NDEBUG")

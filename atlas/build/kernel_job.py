@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from atlas.build import cache, cuda, inspect, kernel_file, knobs
-from atlas.build.cache import Compiled
+from atlas.build import cuda, inspect, kernel_cache, kernel_file, knobs
+from atlas.build.kernel_cache import Compiled
 from atlas.build.kernel_file import Axis, Declaration
 from atlas.build.knobs import Chosen
 from atlas.build.manifest import CORE_ABI, KernelEntry
+from atlas.cache import private_folder
 from atlas.errors import BuildError
 from atlas.ops import OPS
 from atlas.runtime.program import KernelKey
@@ -86,7 +87,7 @@ class Compiler:
     def __init__(self, workers: int) -> None:
         self._pool = concurrent.futures.ThreadPoolExecutor(workers)
         self._results: dict[str, concurrent.futures.Future[Compiled]] = {}
-        self._folder = cache.private_folder("kernels")
+        self._folder = private_folder("kernels")
         self.compiled: list[str] = []
 
     def __enter__(self) -> Compiler:
@@ -117,11 +118,11 @@ class Compiler:
         return self._results[job.digest].result()
 
     def _compile(self, job: Job) -> Compiled:
-        found = cache.load(self._folder, job.digest)
+        found = kernel_cache.load(self._folder, job.digest)
         if found is None:
             found = cuda.compile_kernel(job.path.name, job.source, job.headers, job.arch)
             self.compiled.append(job.source_name)
-            cache.store(self._folder, job.digest, found)
+            kernel_cache.store(self._folder, job.digest, found)
         return found
 
 

@@ -28,8 +28,8 @@ from typing import Any
 
 from atlas.build import compile as compiler
 from atlas.build import cost_model, kernel_file, knobs
-from atlas.build.cache import write_atomically
 from atlas.build.manifest import KernelEntry, KernelSet, Manifest
+from atlas.cache import write_atomic
 from atlas.errors import AtlasError, BuildError
 from atlas.runtime.program import KernelKey
 from atlas.targets import target as targets
@@ -253,7 +253,7 @@ def apply(root: Path, result: dict[str, Any]) -> Path:
         "# Microseconds per launch; untuned: what the cost model or the declaration would choose.\n\n"
     ) + "\n".join(blocks[header] for header in sorted(blocks))
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, text.encode())
+    write_atomic(file, text.encode(), 0o644)
     return file
 
 

@@ -10,10 +10,10 @@ import stat
 import tempfile
 from pathlib import Path
 
+from atlas.cache import cache_root
 from atlas.doctor import self_test
 from atlas.doctor.report import Context, Result, gigabytes
 from atlas.errors import AtlasError
-from atlas.weights.cache import cache_root
 
 LEAST_MEMORY = 512 << 20
 """The smallest model of the catalogue with its KV cache fits in this."""

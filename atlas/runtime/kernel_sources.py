@@ -13,11 +13,11 @@ from atlas.build import pack
 from atlas.build.architecture import runs_on
 from atlas.build.manifest import Manifest
 from atlas.build.wheel import ENTRY_POINTS, PACK_FILE
+from atlas.cache import cache_root, private_folder
 from atlas.errors import AtlasError, BuildError
 from atlas.runtime import core
 from atlas.targets.hardware import walk
 from atlas.targets.tree import kernels_root
-from atlas.weights.cache import cache_root, private_folder
 
 _log = logging.getLogger(__name__)
 

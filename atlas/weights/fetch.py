@@ -17,8 +17,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
+from atlas.cache import cache_root, private_folder
 from atlas.errors import AtlasError, CheckpointError, ConfigError
-from atlas.weights.cache import cache_root, private_folder
 from atlas.weights.catalogue import CATALOGUE, DEFAULT_MODEL, WheelModel, nearest
 
 log = logging.getLogger(__name__)

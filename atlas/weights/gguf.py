@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from atlas.cache import keep, private_folder
 from atlas.errors import CheckpointError
-from atlas.weights.cache import private_folder, write_atomic
 from atlas.weights.checkpoint import Checkpoint, TensorInfo, TokenizerFiles
 from atlas.weights.gguf_config import (
     ROPE_FACTORS,
@@ -150,8 +150,8 @@ class GgufCheckpoint(Checkpoint):
         if memos is not None and folder is not None:
             body = msgspec.json.encode(index)
             sealed = _Sealed(hashlib.sha256(body).hexdigest(), msgspec.Raw(body))
-            write_atomic(folder / "index.json", msgspec.json.encode(sealed))
-            write_atomic(memos / memo, digest.encode())
+            keep(folder / "index.json", msgspec.json.encode(sealed))
+            keep(memos / memo, digest.encode())
         return digest, index
 
     def _check_parts(self, headers: list[GgufHeader]) -> None:
@@ -235,9 +235,9 @@ class GgufCheckpoint(Checkpoint):
             documents = tokenizer_documents(read_header(self._parts[0]).metadata, str(self._parts[0]))
             if folder is not None:
                 for file, text in zip(("tokenizer.json", "tokenizer_config.json"), documents, strict=True):
-                    write_atomic(folder / file, text.encode())
+                    keep(folder / file, text.encode())
                 # Last: it vouches for the two above.
-                write_atomic(folder / "tokenizer.sha256", _sums(documents).encode())
+                keep(folder / "tokenizer.sha256", _sums(documents).encode())
         return TokenizerFiles(documents[0], json.loads(documents[1]), None, str(self.path))
 
     def _cached_tokenizer(self, folder: Path | None) -> tuple[str, str] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atlas.build import cuda, toolchain
-from atlas.build.cache import Compiled
+from atlas.build.kernel_cache import Compiled
 from atlas.errors import BuildError
 from atlas.ops import OPS
 from atlas.targets import target as targets

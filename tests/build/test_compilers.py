@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from atlas.build import cuda, nvrtc, process, toolchain
-from atlas.build.cache import Compiled
+from atlas.build.kernel_cache import Compiled
 from atlas.errors import BuildError
 from tests.build.test_cuda_toolchain import compile_swiglu
 

@@ -16,8 +16,8 @@ import pytest
 import atlas
 from atlas.build import compile as build
 from atlas.build import cuda, kernel_file, ptxas, toolchain
-from atlas.build.cache import Compiled
 from atlas.build.instance import instance_header
+from atlas.build.kernel_cache import Compiled
 from atlas.errors import BuildError
 from atlas.runtime.program import KernelKey
 from atlas.targets import target as targets

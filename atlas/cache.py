@@ -1,4 +1,4 @@
-"""The user's cache folder: private, written atomically, never trusted blindly."""
+"""The user's cache folder: private, written atomically, never trusted blindly. Standard library only."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def cache_root() -> Path:
 def private_folder(*parts: str) -> Path | None:
     """`cache_root()/parts`, made with mode 0700; None, with a warning, where it cannot be used safely.
 
-    A folder that belongs to somebody else, or that others can write to, could hand us an index or a
-    tokenizer of their making, so it is not used.
+    A folder that belongs to somebody else, or that others can write to, could hand us an index, a
+    tokenizer or a device image of their making, so it is not used.
     """
     folder = cache_root()
     try:
@@ -42,23 +42,30 @@ def private_folder(*parts: str) -> Path | None:
                 return None
         return folder
     except OSError as error:
-        log.warning("no cache in %s (%s): this start-up work is repeated each time", folder, error)
+        log.warning("no cache in %s (%s): its work is repeated each time", folder, error)
         return None
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Put `data` at `path` so that a reader sees the old file or the new one, never a part.
 
-    A cache that cannot be written (disk full, read-only) costs time, not correctness: it is logged.
+    Raises:
+        OSError: the folder cannot be written.
     """
+    handle, name = tempfile.mkstemp(prefix=path.name + ".", dir=path.parent)
     try:
-        handle, name = tempfile.mkstemp(prefix=path.name + ".", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            os.chmod(name, mode)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def keep(path: Path, data: bytes) -> None:
+    """Write a cache file. One that cannot be written costs time, not correctness: it is logged."""
+    try:
+        write_atomic(path, data)
     except OSError as error:
         log.warning("cannot write the cache file %s: %s", path, error)
