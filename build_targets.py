@@ -51,6 +51,8 @@ class _Hooks(Protocol):
     def get_requires_for_build_wheel(self, config_settings: Any) -> list[str]: ...
     def get_requires_for_build_editable(self, config_settings: Any) -> list[str]: ...
     def get_requires_for_build_sdist(self, config_settings: Any) -> list[str]: ...
+    def prepare_metadata_for_build_wheel(self, metadata_directory: str, config_settings: Any) -> str: ...
+    def prepare_metadata_for_build_editable(self, metadata_directory: str, config_settings: Any) -> str: ...
     def build_wheel(self, wheel_directory: str, config_settings: Any, metadata_directory: str | None) -> str: ...
     def build_editable(self, wheel_directory: str, config_settings: Any, metadata_directory: str | None) -> str: ...
     def build_sdist(self, sdist_directory: str, config_settings: Any) -> str: ...
@@ -69,7 +71,8 @@ def _requirements(base: list[str]) -> list[str]:
         selection = targets.select(KERNELS, os.environ)
     except AtlasError as error:
         raise SystemExit(f"atlas: {error}") from None
-    if not selection.needs_cuda():
+    # An installed nvcc brings headers of its own, so the wheels would be downloaded for nothing.
+    if not selection.needs_cuda() or os.environ.get("ATLAS_CUDA_COMPILER", "nvrtc") != "nvrtc":
         return base
     from atlas.build.toolchain import CUDA_REQUIREMENTS
 
@@ -86,6 +89,14 @@ def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
 
 def get_requires_for_build_sdist(config_settings: Any = None) -> list[str]:
     return _scikit_build().get_requires_for_build_sdist(config_settings)
+
+
+def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Any = None) -> str:
+    return _scikit_build().prepare_metadata_for_build_wheel(metadata_directory, config_settings)
+
+
+def prepare_metadata_for_build_editable(metadata_directory: str, config_settings: Any = None) -> str:
+    return _scikit_build().prepare_metadata_for_build_editable(metadata_directory, config_settings)
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:

@@ -95,11 +95,9 @@ def _compiled_levels() -> list[str]:
 
 def threads(context: Context) -> list[Result]:
     """Cores that this process may use, after affinity and the cgroup's quota."""
-    from atlas.runtime import core
+    from atlas.runtime import host
 
-    cores = core.allowed_cores(context.cgroup)
-    quotas = [core._quota_v2(context.cgroup), core._quota_v1(context.cgroup)]
-    quota = min((value for value in quotas if value is not None), default=None)
+    cores, quota = host.allowed_cores(context.cgroup), host.cpu_quota(context.cgroup)
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found = f"{cores} threads: {os.cpu_count()} cores, {affinity} by affinity, " + (
         f"cgroup limit {quota:g}" if quota is not None else "no cgroup limit"
@@ -122,18 +120,10 @@ def memory(context: Context) -> list[Result]:
 
 
 def available_memory(context: Context) -> int | None:
-    """Bytes free or reclaimable, cut to what the cgroup leaves; None where the system does not tell."""
-    try:
-        lines = context.meminfo.read_text().splitlines()
-        available = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration, ValueError):
-        return None
-    try:
-        limit = int((context.cgroup / "memory.max").read_text())
-        used = int((context.cgroup / "memory.current").read_text())
-        return max(0, min(available, limit - used))
-    except (OSError, ValueError):
-        return available  # no limit ("max"), or no cgroup
+    """Bytes that a load could take; None where the system does not tell."""
+    from atlas.runtime import host
+
+    return host.available_memory(context.meminfo, context.cgroup) if context.meminfo.exists() else None
 
 
 def storage(context: Context) -> list[Result]:

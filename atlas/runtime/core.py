@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from atlas.build import manifest
 from atlas.errors import AtlasError, BuildError
+from atlas.runtime import host
 from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.step import STEP_VERSION, SYMBOLS
 
@@ -57,49 +56,6 @@ def embedded() -> tuple[manifest.Manifest, list[memoryview]]:
     """The kernel sets compiled into this install, and their device images."""
     core = extension()
     return manifest.from_json(core.embedded_manifest().decode(), core.embedded_images(), "atlas._core")
-
-
-def allowed_cores(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores this process may use: its affinity, cut to the CPU quota of its cgroup (v2 or v1)."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    for quota in (_quota_v2(cgroup_root), _quota_v1(cgroup_root)):
-        if quota is not None:
-            cores = min(cores, max(1, int(quota)))
-    return cores
-
-
-def _quota_v2(root: Path) -> float | None:
-    """The tightest quota on the path from this process's cgroup to the root, in cores."""
-    group = ""
-    try:
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            if line.startswith("0::"):
-                group = line[3:].strip("/")
-    except OSError:
-        pass
-    folder = root / group
-    tightest = None
-    for candidate in (folder, *folder.parents):
-        if not candidate.is_relative_to(root):
-            break
-        try:
-            limit, period = (candidate / "cpu.max").read_text().split()
-        except (OSError, ValueError):
-            continue
-        if limit != "max":
-            cores = int(limit) / int(period)
-            tightest = cores if tightest is None else min(tightest, cores)
-    return tightest
-
-
-def _quota_v1(root: Path) -> float | None:
-    try:
-        limit = int((root / "cpu" / "cpu.cfs_quota_us").read_text())
-        period = int((root / "cpu" / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return None
-    return limit / period if limit > 0 else None
 
 
 class CoreBackend(Backend):
@@ -174,7 +130,7 @@ class CoreBackend(Backend):
 
 def cpu_backend(threads: int | None = None, level: str = "") -> CoreBackend:
     """The CPU backend: `threads` workers (default: the allowed cores), instruction-set `level` (default: the best)."""
-    return CoreBackend("cpu", extension().cpu_backend(threads or allowed_cores(), level))
+    return CoreBackend("cpu", extension().cpu_backend(threads or host.allowed_cores(), level))
 
 
 def cuda_backend(images: Sequence[memoryview], device: int = 0) -> CoreBackend:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,7 @@ from atlas.build.manifest import KernelEntry
 from atlas.errors import AtlasError, ConfigError, DeviceError
 from atlas.models import ModelConfig, family_of
 from atlas.models.decoder import kv_bytes_per_block
-from atlas.runtime import core, kernel_set, kernel_sources, loader, memory_plan
+from atlas.runtime import core, host, kernel_set, kernel_sources, loader, memory_plan
 from atlas.runtime.backend import Array, Backend, BoundProgram, read_buffer
 from atlas.runtime.kernel_set import Choice
 from atlas.runtime.program import StepPrograms
@@ -252,23 +251,10 @@ def _cuda_devices(backend: str) -> tuple[list[dict[str, Any]], str]:
     return devices, "" if devices else "the NVIDIA driver reports no device"
 
 
-def _available_memory() -> int:
-    """Bytes of host memory free or reclaimable, cut to the cgroup's limit."""
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        with open("/proc/meminfo") as file:
-            available = next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
-        with open("/sys/fs/cgroup/memory.max") as file:
-            available = min(available, int(file.read()))
-    except (OSError, StopIteration, ValueError):
-        pass
-    return available
-
-
 def _kv_budget(choice: Choice, programs: StepPrograms) -> int:
     """Bytes the KV cache may take when nothing is said."""
     if choice.backend != "cuda":
-        return int(_available_memory() * _KV_SHARE_OF_HOST)
+        return int(host.available_memory() * _KV_SHARE_OF_HOST)
     device = next(d for d in core.extension().cuda_devices() if d["index"] == choice.device)
     weights = sum(
         DTYPE_BYTES[buffer.dtype] * math.prod(buffer.extents({}))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,25 +119,6 @@ def test_a_damaged_image_is_refused() -> None:
         manifest.from_json(text, b"\x7fELF", "test")
     with pytest.raises(BuildError, match="has an unknown field 'imagse'; accepted: format, core_abi, sets, images"):
         manifest.from_json(text.replace('"images"', '"imagse"'), b"\x7fELF", "test")
-
-
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({"cpu.max": "150000 100000"}, 1),
-        ({"cpu.max": "50000 100000"}, 1),
-        ({"cpu.max": "max 100000"}, None),
-        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
-        ({}, None),
-    ],
-)
-def test_threads_respect_affinity_and_cgroup_quota(tmp_path: Path, files: dict[str, str], cores: int | None) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    expected = len(os.sched_getaffinity(0)) if cores is None else cores
-    assert core.allowed_cores(tmp_path) == expected
 
 
 def test_a_forked_child_gets_an_error_and_no_hang(backend: core.CoreBackend) -> None:

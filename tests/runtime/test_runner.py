@@ -14,7 +14,7 @@ from atlas.debug.compare import compare, error_ratio
 from atlas.errors import AtlasError, CheckpointError, ConfigError
 from atlas.ops import OPS
 from atlas.ops.op import BF16, EXACT, Op
-from atlas.runtime import runner as runner_module
+from atlas.runtime import host
 from atlas.runtime.runner import Runner, RunnerOptions
 from atlas.weights import open_checkpoint
 from tests import tiny_model
@@ -149,9 +149,9 @@ def test_the_cache_takes_its_share_of_the_memory_and_no_more_than_it_can_use(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block = 16384
-    monkeypatch.setattr(runner_module, "_available_memory", lambda: 4 * 100 * block)
+    monkeypatch.setattr(host, "available_memory", lambda: 4 * 100 * block)
     assert load(model, max_seqs=32).limits.n_blocks == 100
-    monkeypatch.setattr(runner_module, "_available_memory", lambda: 1 << 40)
+    monkeypatch.setattr(host, "available_memory", lambda: 1 << 40)
     assert load(model, max_seqs=4).limits.n_blocks == 4 * 256 // 16
 
 
