@@ -10,7 +10,9 @@ from atlas.errors import CheckpointError
 from atlas.models.family import Family, ModelConfig
 from atlas.models.llama import LLAMA
 
-FAMILIES: dict[str, Family] = {architecture: family for family in (LLAMA,) for architecture in family.architectures}
+_ALL = (LLAMA,)
+
+FAMILIES: dict[str, Family] = {architecture: family for family in _ALL for architecture in family.architectures}
 
 __all__ = ["FAMILIES", "Family", "ModelConfig", "family_of"]
 

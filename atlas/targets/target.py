@@ -20,6 +20,7 @@ from atlas.targets.hardware import Hardware, walk
 from atlas.targets.quant import QUANTS
 from atlas.targets.resolution import ANY_MODEL, MissingKernel, Target, facts, find, resolve, tuning
 from atlas.targets.status import Status, models, status, summary
+from atlas.targets.tree import check_tree
 
 __all__ = [
     "ANY_MODEL",
@@ -73,6 +74,7 @@ def select(root: Path, environment: Mapping[str, str]) -> Selection:
     """
     hardware = walk(root)
     known = facts(root)
+    check_tree(root, hardware, known)
     concrete = {name: h for name, h in hardware.items() if not h.abstract}
     requested = environment.get("ATLAS_TARGET_HW") or "native"
     notes: list[str] = []
@@ -187,8 +189,8 @@ def native(concrete: Mapping[str, Hardware], devices: Sequence[Gpu], reason: str
         found.setdefault(best.name, device.name + also)
     if found:
         text = "; ".join([f"found {device}" for device in found.values()] + unknown)
-        return [*found, "cpu"], f"ATLAS_TARGET_HW is unset: {text}, building {', '.join(found)} and cpu"
-    return ["cpu"], f"ATLAS_TARGET_HW is unset: {'; '.join(unknown) or reason}; building cpu only"
+        return [*found, "cpu"], f"ATLAS_TARGET_HW is native: {text}, building {', '.join(found)} and cpu"
+    return ["cpu"], f"ATLAS_TARGET_HW is native: {'; '.join(unknown) or reason}; building cpu only"
 
 
 def _rank(hardware: Hardware, device: str) -> int:

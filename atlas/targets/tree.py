@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from pathlib import Path
 
 from atlas.errors import BuildError
+from atlas.ops import OPS
+from atlas.targets.quant import QUANTS
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -33,3 +37,27 @@ def kernels_root(package: Path = _PACKAGE) -> Path:
 
 def _is_tree(folder: Path) -> bool:
     return (folder / "models").is_dir() and any(folder.glob("*/HARDWARE.toml"))
+
+
+def check_tree(root: Path, hardware: Iterable[str], models: Iterable[str]) -> None:
+    """Refuse what would be ignored in silence: a kernel file that is named for no op, a folder for no model or quant.
+
+    Raises:
+        BuildError: naming the file or folder, and the nearest name.
+    """
+    models = list(models)
+    for name in hardware:
+        for level, known in ((1, models), (2, list(QUANTS))):
+            for folder in (root / name).glob("/".join(["*"] * level)):
+                if folder.is_dir() and folder.relative_to(root / name).parts[0] != "include":
+                    _known(folder, folder.name, known, "model" if level == 1 else "quant")
+        for file in (root / name).rglob("*"):
+            if file.suffix in (".cu", ".cpp") and "include" not in file.relative_to(root).parts:
+                _known(file, file.stem, list(OPS), "op")
+
+
+def _known(path: Path, name: str, known: list[str], what: str) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, known)
+        fix = f"nearest: {near[0]}" if near else ""
+        raise BuildError(str(path), f"no {what} is called {name!r}", ", ".join(known), fix)

@@ -89,10 +89,11 @@ class TestWhatIsCompiled:
     def test_an_override_for_one_target_rebuilds_that_target_only(
         self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
     ) -> None:
+        shutil.rmtree(tree / "h200/llama-3.2-1b", ignore_errors=True)  # a nearer override of the real tree would win
         both = gpu_targets(tree, model="smollm2-135m,llama-3.2-1b")
         built(tree, both)
         counting.calls.clear()
-        (tree / "h200/llama-3.2-1b").mkdir(parents=True, exist_ok=True)
+        (tree / "h200/llama-3.2-1b").mkdir(parents=True)
         shutil.copy(tree / "cuda/swiglu.cu", tree / "h200/llama-3.2-1b/swiglu.cu")
         edit(tree / "h200/llama-3.2-1b/swiglu.cu", "// swiglu", "// mine: swiglu")
         manifest, _ = built(tree, gpu_targets(tree, model="smollm2-135m,llama-3.2-1b"))

@@ -78,7 +78,7 @@ def test_a_model_that_is_nothing_names_the_nearest() -> None:
     with pytest.raises(ConfigError) as caught:
         configuration("smollm2", KERNELS)
     assert "MODEL: 'smollm2' is no file, directory or known model; accepted: a model directory" in str(caught.value)
-    assert "nearest: smollm2-135m" in str(caught.value)
+    assert "smollm2-" in str(caught.value).split("nearest: ")[1]
 
 
 @pytest.mark.parametrize(

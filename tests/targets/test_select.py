@@ -154,7 +154,7 @@ def test_native_follows_the_driver(tree: Path, monkeypatch: pytest.MonkeyPatch) 
     selection = select(tree, {"ATLAS_TARGET_MODEL": "small"})
     assert [t.name for t in selection.targets] == [*CPU, "card/small/bf16"]
     assert selection.notes[0] == (
-        "ATLAS_TARGET_HW is unset: found A Card (of compute capability 9.0 there is also other), building card and cpu"
+        "ATLAS_TARGET_HW is native: found A Card (of compute capability 9.0 there is also other), building card and cpu"
     )
     monkeypatch.setattr(driver, "gpus", lambda: ([Gpu("Old Card", (7, 5))], ""))
     selection = select(tree, {})
@@ -178,7 +178,7 @@ def test_native_prefers_the_directory_that_names_the_device(tree: Path) -> None:
     assert chosen("Small", card="['*big*']", other="['*mid*']") == ["card", "cpu"]
     assert target.native(target.walk(tree), [Gpu("One", (9, 0)), Gpu("Two", (9, 0)), Gpu("Old", (5, 0))], "") == (
         ["card", "cpu"],
-        "ATLAS_TARGET_HW is unset: found One (of compute capability 9.0 there is also other); Old (compute capability "
+        "ATLAS_TARGET_HW is native: found One (of compute capability 9.0 there is also other); Old (compute capability "
         "5.0) has no hardware directory, building card and cpu",
     )
 

@@ -8,7 +8,7 @@ import pytest
 
 import atlas
 from atlas.errors import BuildError
-from atlas.targets.tree import kernels_root
+from atlas.targets.tree import check_tree, kernels_root
 
 
 def plant(folder: Path) -> Path:
@@ -43,3 +43,26 @@ def test_without_a_tree_the_error_says_how_to_get_one(tmp_path: Path) -> None:
     message = str(caught.value)
     assert str(tmp_path / "kernels") in message and str(tmp_path / "atlas" / "_kernels") in message
     assert "pip install --force-reinstall 'atlas-infer[build]'" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("card/swiglue.cu", "no op is called 'swiglue'.*nearest: swiglu"),
+        ("card/llama-3.2-1b/swiglu_b.cu", "no op is called 'swiglu_b'"),
+        ("card/lama-3.2-1b/bf16/swiglu.cu", "no model is called 'lama-3.2-1b'.*nearest: llama-3.2-1b"),
+        ("card/llama-3.2-1b/bf61/swiglu.cu", "no quant is called 'bf61'.*nearest: bf16"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(tmp_path: Path, path: str, message: str) -> None:
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text("")
+    with pytest.raises(BuildError, match=message):
+        check_tree(tmp_path, ["card"], ["llama-3.2-1b"])
+
+
+def test_headers_and_tuning_files_are_no_kernels(tmp_path: Path) -> None:
+    for name in ("card/include/atlas/any.cuh", "card/include/other.cu", "card/tuning.toml", "card/swiglu.cu"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    check_tree(tmp_path, ["card"], [])
