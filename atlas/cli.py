@@ -6,6 +6,7 @@ Standard library only, so that `atlas --version` and `atlas targets` answer at o
 from __future__ import annotations
 
 import difflib
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,15 @@ COMMANDS = {
     "targets": "list hardware, models and quants, and what this install holds",
     "doctor": "check this install and this machine, and say what to do",
 }
+
+
+def show(text: str = "", end: str = "\n") -> None:
+    """Print to stdout at once. Where the reader has gone (`| head`), this and what follows goes nowhere, quietly."""
+    try:
+        print(text, end=end, flush=True)
+    except BrokenPipeError:
+        # What Python still holds must not go there either, or it complains when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def usage() -> str:
@@ -42,10 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. The exit code: the command's own, or 2 where none was named rightly."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] in (["--version"], ["-V"]):
-        print(version())
+        show(version())
         return 0
     if given[:1] in (["--help"], ["-h"]):
-        print(usage())
+        show(usage())
         return 0
     if not given:
         print(usage(), file=sys.stderr)
@@ -58,5 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     sys.argv = [f"atlas {command}", *rest]
     # The module decides its exit code by SystemExit, exactly as under `python -m`.
-    runpy.run_module(f"atlas.{command}", run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(f"atlas.{command}", run_name="__main__", alter_sys=True)
+    finally:
+        show(end="")  # the help that argparse wrote, say
     return 0

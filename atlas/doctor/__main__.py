@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from atlas import __version__
+from atlas.cli import show
 from atlas.doctor import install
 from atlas.doctor.report import Context, Result
 
@@ -78,11 +79,14 @@ def main(argv: Sequence[str]) -> int:
     problems = sum(result.status == "problem" for result in results)
     if arguments.json:
         entries = [dataclasses.asdict(result) for result in results]
-        print(json.dumps({"version": __version__, "problems": problems, "checks": entries}, indent=1))
+        show(json.dumps({"version": __version__, "problems": problems, "checks": entries}, indent=1))
     else:
-        print(text(results))
+        show(text(results))
     return 1 if problems else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    finally:
+        show(end="")  # the help that argparse wrote

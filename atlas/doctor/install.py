@@ -11,7 +11,10 @@ import struct
 import sys
 
 from atlas import __version__, installed
+from atlas.build import compile as compiler
+from atlas.build import toolchain
 from atlas.doctor.report import Context, Result
+from atlas.errors import BuildError
 
 MINIMUM_PYTHON = (3, 11)
 
@@ -97,6 +100,9 @@ def variables(context: Context) -> list[Result]:
     if not isinstance(logging.getLevelName(level.upper()), int):
         found = f"ATLAS_LOG_LEVEL is {level!r}"
         results.append(Result("variables", "problem", found, "set it to debug, info, warning or error"))
+    for error in _build_variables(context):
+        remedy = error.fix or f"accepted: {error.accepted}"
+        results.append(Result("variables", "problem", f"{error.where} is wrong: {error.found}", remedy))
     cache = context.environment.get("XDG_CACHE_HOME", "")
     if cache and not os.path.isabs(cache):
         found = f"XDG_CACHE_HOME is {cache!r}, which is relative and therefore ignored"
@@ -109,3 +115,20 @@ def variables(context: Context) -> list[Result]:
     if results:
         return results
     return [Result("variables", "ok", ", ".join(f"{n}={v}" for n, v in given.items()) or "no ATLAS_ variable is set")]
+
+
+def _build_variables(context: Context) -> list[BuildError]:
+    """What a build would say about the values of ATLAS_EMBED and ATLAS_CUDA_COMPILER."""
+    errors = []
+    try:
+        compiler.embed_choice(context.environment)
+    except BuildError as error:
+        errors.append(error)
+    if context.environment.get(toolchain.VARIABLE):
+        try:
+            toolchain.find()  # of this process's environment
+        except BuildError as error:
+            # Wheels that are missing here are no fault of the value: pip brings its own for a build.
+            if error.where == toolchain.VARIABLE:
+                errors.append(error)
+    return errors

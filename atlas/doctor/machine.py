@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import platform
 import shutil
@@ -14,6 +15,7 @@ from atlas.cache import cache_root
 from atlas.doctor import self_test
 from atlas.doctor.report import Context, Result, gigabytes
 from atlas.errors import AtlasError
+from atlas.runtime import kernel_sources
 
 LEAST_MEMORY = 512 << 20
 """The smallest model of the catalogue with its KV cache fits in this."""
@@ -135,13 +137,20 @@ def storage(context: Context) -> list[Result]:
             results.append(Result("cache", "problem", *fault))
         else:
             for folder in sorted(path for path in root.iterdir() if path.is_dir()):
-                if fault := _fault(folder):
+                if fault := _fault(folder) or _pack_fault(folder):
                     results.append(Result("cache", "problem", *fault))
                     continue
                 size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
                 sizes.append(f"{folder.name} {gigabytes(size)}")
     existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
-    if not os.access(existing, os.W_OK):
+    # Before a folder that could be written there may stand something that is none, and then nothing can be made.
+    nearest = next(path for path in (root, *root.parents) if os.path.lexists(path))
+    if nearest != root and not nearest.is_dir():
+        kind = "a symbolic link to no directory" if nearest.is_symlink() else "not a directory"
+        remedy = f"remove it (rm {nearest}), or set XDG_CACHE_HOME to a folder of your own"
+        found = f"{nearest} is {kind}, so {root} cannot be made"
+        results.append(Result("cache", "problem", found, remedy))
+    elif not os.access(existing, os.W_OK):
         remedy = "set XDG_CACHE_HOME to a folder of your own"
         results.append(Result("cache", "problem", f"{existing} cannot be written: {root} is of no use", remedy))
     free = shutil.disk_usage(existing).free
@@ -170,3 +179,22 @@ def _fault(folder: Path) -> tuple[str, str] | None:
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         return f"{folder} cannot be read and written (mode {stat.S_IMODE(status.st_mode):04o})", f"chmod 700 {folder}"
     return None
+
+
+def _pack_fault(folder: Path) -> tuple[str, str] | None:
+    """Why the loader refuses the folder of cached packs, which hold code, in its own words, and the remedy."""
+    if folder.name != kernel_sources.CACHE_FOLDER:
+        return None
+    said: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        said.append(record.getMessage())
+        return False  # told in the report
+
+    log = logging.getLogger(kernel_sources.__name__)
+    log.addFilter(keep)
+    try:
+        usable = kernel_sources.cache_folder() is not None
+    finally:
+        log.removeFilter(keep)
+    return None if usable else ("; ".join(said) or f"{folder} is not used", f"chmod 700 {folder}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atlas import installed
+from atlas.cli import show
 from atlas.errors import AtlasError
 from atlas.targets.target import every
 from atlas.targets.tree import kernels_root
@@ -108,9 +109,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AtlasError as error:
         print(f"atlas: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(document, indent=1) if arguments.json else text(document, kernel_counts()))
+    show(json.dumps(document, indent=1) if arguments.json else text(document, kernel_counts()))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    finally:
+        show(end="")  # the help that argparse wrote

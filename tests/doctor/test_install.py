@@ -113,11 +113,20 @@ def test_extension_of_another_version(tmp_path: Path) -> None:
         ("ATLAS_TARGET_HWW", "h200", "ATLAS_TARGET_HWW is not a variable of Atlas", "did you mean ATLAS_TARGET_HW?"),
         ("ATLAS_1234567", "1", "ATLAS_1234567 is not", "known are ATLAS_TARGET_HW"),
         ("ATLAS_LOG_LEVEL", "loud", "ATLAS_LOG_LEVEL is 'loud'", "set it to debug"),
+        ("ATLAS_EMBED", "zz", "ATLAS_EMBED is wrong: 'zz'", "accepted: cubin: machine code"),
+        ("ATLAS_CUDA_COMPILER", "zz", "ATLAS_CUDA_COMPILER is wrong: 'zz'", "accepted: unset, 'nvrtc', 'nvcc' or"),
+        (
+            "ATLAS_CUDA_COMPILER",
+            "/absent/nvcc",
+            "wrong: /absent/nvcc could not be run",
+            "accepted: the path of an nvcc",
+        ),
         ("XDG_CACHE_HOME", "cache", "relative and therefore ignored", "absolute"),
         ("ATLAS_TARGET_HW", "h20", "unknown name 'h20'", "h200"),
     ],
 )
-def test_wrong_variables(name: str, value: str, found: str, remedy: str) -> None:
+def test_wrong_variables(monkeypatch: pytest.MonkeyPatch, name: str, value: str, found: str, remedy: str) -> None:
+    monkeypatch.setenv(name, value)
     result = problem(install.variables(context(environment={name: value})))
     assert found in result.found and remedy in result.remedy
 
@@ -127,6 +136,19 @@ def test_right_variables() -> None:
     results = install.variables(context(environment=given))
     if "h200" not in str(results):  # an install with CUDA targets differs from cpu alone
         assert [(r.status, r.found) for r in results] == [("ok", "ATLAS_TARGET_HW=cpu, ATLAS_LOG_LEVEL=debug")]
+
+
+@pytest.mark.parametrize("compiler", ["", "nvrtc"])
+def test_no_compiler_wheels_are_needed_here(monkeypatch: pytest.MonkeyPatch, compiler: str) -> None:
+    def absent(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    install.toolchain._find.cache_clear()
+    monkeypatch.setattr(importlib.metadata, "distribution", absent)
+    monkeypatch.setenv("ATLAS_CUDA_COMPILER", compiler)
+    given = {"ATLAS_CUDA_COMPILER": compiler, "ATLAS_EMBED": "both"}
+    results = install.variables(context(environment=given))
+    assert [(r.status, r.found) for r in results] == [("ok", f"ATLAS_CUDA_COMPILER={compiler}, ATLAS_EMBED=both")]
 
 
 def test_every_variable_in_the_sources_is_known_and_every_known_one_is_used() -> None:

@@ -155,6 +155,40 @@ def test_a_cache_that_others_can_write(cache: Path) -> None:
     assert found.remedy == f"chmod 700 {cache / 'models'}" and "can be written by others" in found.found
 
 
+def test_packs_that_others_can_read_are_refused_as_by_the_loader(
+    cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    packs = cache / "packs"
+    packs.mkdir()
+    packs.chmod(0o755)
+    found = problem(machine.storage(context()))
+    assert found.found == f"the cache {packs} has mode 0755: not used, accepted is 0700 (chmod 700 it)"
+    assert found.remedy == f"chmod 700 {packs}" and not capfd.readouterr().err
+    packs.chmod(0o700)
+    assert [r.status for r in machine.storage(context())] == ["ok"]
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+@pytest.mark.parametrize("kind", ["not a directory", "a symbolic link to no directory"])
+def test_a_cache_home_that_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, below: str) -> None:
+    home = tmp_path / "home"
+    if kind == "not a directory":
+        home.write_text("")
+    else:
+        home.symlink_to(tmp_path / "absent")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / below))
+    found = problem(machine.storage(context()))
+    assert found.found == f"{home} is {kind}, so {home / below / 'atlas'} cannot be made"
+    assert found.remedy == f"remove it (rm {home}), or set XDG_CACHE_HOME to a folder of your own"
+
+
+def test_a_cache_home_that_is_a_link_to_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "home").symlink_to(tmp_path / "real")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert [r.status for r in machine.storage(context())] == ["ok"]
+
+
 def test_a_cache_of_somebody_else(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     found = problem(machine.storage(context()))
