@@ -178,6 +178,12 @@ def show(document: Any, text: Callable[[Any], str], as_json: bool) -> None:
     print(json.dumps(document, indent=1) if as_json else text(document), flush=True)
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_mutually_exclusive_group(required=True)
@@ -189,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     commands.add_argument("--generate", type=Path, metavar="FOLDER", help="compile the selection for CMake")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--machine", default=platform.machine(), help="host machine, as `uname -m` says it")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="kernels compiled at a time")
+    parser.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, help="kernels compiled at a time")
     arguments = parser.parse_args(argv)
     try:
         if arguments.generate:

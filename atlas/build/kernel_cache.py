@@ -1,8 +1,8 @@
 """Compiled kernels by content hash, under `$XDG_CACHE_HOME/atlas/kernels`.
 
-An entry is one file: a line of JSON, the cubin, the PTX. It appears whole, by rename, and carries the
-hash of its content, so that a torn or damaged entry is compiled again rather than used. Keys are
-hashes of what a kernel is compiled from and with; no path of the machine is in one.
+An entry is one file: a hash, a line of JSON, the cubin, the PTX. It appears whole, by rename. The hash is
+over its key and everything after it, so that a torn, damaged or renamed entry is compiled again rather
+than used. Keys are hashes of what a kernel is compiled from and with; no path of the machine is in one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from atlas.cache import keep
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,15 +43,20 @@ def load(folder: Path | None, digest: str) -> Compiled | None:
     """The entry of `digest`; None where there is none or it is damaged."""
     if folder is None:
         return None
+    path = folder / f"{digest}.kernel"
     try:
-        head, _, body = (folder / f"{digest}.kernel").read_bytes().partition(b"\n")
-        facts: dict[str, Any] = json.loads(head)
-        if facts.pop("format") != _FORMAT or facts.pop("sha256") != hashlib.sha256(body).hexdigest():
+        if not path.is_file():  # a FIFO would be waited for
             return None
+        seal, _, content = path.read_bytes().partition(b"\n")
+        if seal.decode() != _seal(digest, content):
+            return None
+        # Sealed, so written by `store`: nothing below can be of another kind.
+        head, _, body = content.partition(b"\n")
+        facts: dict[str, Any] = json.loads(head)
         size = facts.pop("image_bytes")
         facts["reads"], facts["writes"] = tuple(facts["reads"]), tuple(facts["writes"])
         return Compiled(image=body[:size], ptx=body[size:], **facts)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError):
         return None
 
 
@@ -61,9 +66,10 @@ def store(folder: Path | None, digest: str, result: Compiled) -> None:
         return
     facts = dataclasses.asdict(result)
     body = facts.pop("image") + facts.pop("ptx")
-    facts |= {
-        "format": _FORMAT,
-        "image_bytes": len(result.image),
-        "sha256": hashlib.sha256(body).hexdigest(),
-    }
-    keep(folder / f"{digest}.kernel", json.dumps(facts, sort_keys=True).encode() + b"\n" + body)
+    facts["image_bytes"] = len(result.image)
+    content = json.dumps(facts, sort_keys=True).encode() + b"\n" + body
+    keep(folder / f"{digest}.kernel", _seal(digest, content).encode() + b"\n" + content)
+
+
+def _seal(digest: str, content: bytes) -> str:
+    return hashlib.sha256(f"atlas kernel {_FORMAT} {digest}\n".encode() + content).hexdigest()

@@ -122,7 +122,9 @@ class Compiler:
         if found is None:
             found = cuda.compile_kernel(job.path.name, job.source, job.headers, job.arch)
             self.compiled.append(job.source_name)
-            kernel_cache.store(self._folder, job.digest, found)
+            # One that took too long is refused by `check`, and is to be tried again, not remembered.
+            if found.seconds <= job.declared.seconds:
+                kernel_cache.store(self._folder, job.digest, found)
         return found
 
 

@@ -188,6 +188,8 @@ class _File:
 
     def _check_images(self, manifest: Manifest, images: list[memoryview], room: int) -> None:
         """Images follow one another without gaps, and are code for a GPU."""
+        code = {kernel.image for kernel_set in manifest.sets for kernel in kernel_set.kernels}
+        text = {kernel.ptx for kernel_set in manifest.sets for kernel in kernel_set.kernels}
         place = end = 0
         for index, (image, content) in enumerate(zip(manifest.images, images, strict=True)):
             if image.offset != place:
@@ -196,6 +198,11 @@ class _File:
                 )
             if problem := _not_device_code(content):
                 raise self.refusal(f"images[{index}]: {problem}", "a cubin or PTX; a pack holds no host code")
+            # PTX needs a zero byte behind it, and is compiled at load, which is said: so it must not pass as a cubin.
+            is_cubin = bytes(content[:4]) == b"\x7fELF"
+            if (index in code and not is_cubin) or (index in text and is_cubin):
+                found = "a cubin" if is_cubin else "PTX"
+                raise self.refusal(f"images[{index}]: {found} that kernels name as {'ptx' if is_cubin else 'image'}")
             end = image.offset + image.size
             place = end + -end % ALIGNMENT
         if end != room:

@@ -20,6 +20,10 @@ class Done:
     seconds: float
 
 
+_INJECTING = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")
+"""Variables by which nvcc takes options that no cache key would know of."""
+
+
 def run(command: Sequence[str], folder: Path, name: str) -> Done:
     """Run `command` inside `folder`. Raises BuildError, about `name`, if it cannot be started."""
     output = folder / "output.log"
@@ -27,7 +31,12 @@ def run(command: Sequence[str], folder: Path, name: str) -> Done:
         try:
             # Not a pipe: wait4 is what knows this one child's processor time, and it does not drain pipes.
             child = subprocess.Popen(
-                command, cwd=folder, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+                command,
+                cwd=folder,
+                env={name: value for name, value in os.environ.items() if name not in _INJECTING},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
             )
         except OSError as error:
             raise BuildError(name, f"could not be run ({error})") from None

@@ -103,7 +103,7 @@ def _find(choice: str, search_path: str) -> Toolchain | Nvcc:
             raise BuildError(VARIABLE, "'nvcc', and PATH has none", "unset, 'nvrtc', 'nvcc' or the path of an nvcc")
         return _nvcc(Path(found))
     if os.sep in choice:
-        return _nvcc(Path(choice))
+        return _nvcc(Path(choice).absolute())  # it runs in a folder of its own
     raise BuildError(VARIABLE, repr(choice), "unset, 'nvrtc', 'nvcc' or the path of an nvcc")
 
 

@@ -21,6 +21,9 @@ KV_BLOCK_SIZE = 16
 
 _MAX_DIMENSION = 1 << 24
 
+_MAX_HEAD_DIM = 1024
+"""Kernels keep a head in registers, and published models end at 576; a wild value keeps a compiler busy for ever."""
+
 _QK_NORM = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 _QK_NORM_AND_GATE = (
     "Qwen3NextForCausalLM",
@@ -151,6 +154,8 @@ def shape(config: Mapping[str, Any], shard: Shard = Shard()) -> Shape:
             "an explicit head_dim, or a hidden_size that divides",
         )
     head_dim = config_field(config, "head_dim", int, hidden_size // n_heads)
+    if head_dim > _MAX_HEAD_DIM:
+        raise CheckpointError("config.json", f"head_dim is {head_dim}", f"at most {_MAX_HEAD_DIM}")
     hidden_act = config_field(config, "hidden_act", str, "silu")
     if hidden_act != "silu":
         raise CheckpointError("config.json", f"hidden_act is {hidden_act!r}", "'silu'")

@@ -88,9 +88,11 @@ def select(root: Path, environment: Mapping[str, str]) -> Selection:
     wanted_quants = _match("ATLAS_TARGET_QUANT", environment.get("ATLAS_TARGET_QUANT") or "*", QUANTS)
 
     gpus = [concrete[name] for name in chosen.names if concrete[name].kind != "cpu"]
+    # `cpu` is built in any case; where it was asked for, it counts as something that has kernels.
+    cpus = [hardware["cpu"]] if not gpus or (requested != "native" and "cpu" in chosen.names) else []
     candidates = {
         target: status(target)
-        for h in gpus or [hardware["cpu"]]
+        for h in (*gpus, *cpus)
         for model in wanted_models.names
         for quant in wanted_quants.names
         for target in [Target(h, model, quant, known[model])]

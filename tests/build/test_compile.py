@@ -3,7 +3,6 @@ check that fails it. Most tests count with a stand-in for the compiler; the mark
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -297,9 +296,6 @@ class TestCache:
             lambda data: b"",
             lambda data: b"[]\n",
             lambda data: data.replace(b'"registers"', b'"registres"'),
-            lambda data: (
-                json.dumps({**json.loads(data.split(b"\n")[0]), "format": 1}).encode() + data[data.index(b"\n") :]
-            ),
         ]
         for entry, damage in zip(entries, damages, strict=False):
             entry.write_bytes(damage(entry.read_bytes()))
@@ -313,6 +309,43 @@ class TestCache:
         built(tree, gpu_targets(tree))
         for folder in (cache.cache_root(), cache.cache_root() / "kernels"):
             assert folder.stat().st_mode & 0o777 == 0o700
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda data: data.replace(b'"registers": ', b'"registers": 1', 1),
+            lambda data: data.replace(b'"seconds": ', b'"seconds": 9', 1),
+            lambda data: data.replace(b'"image_bytes": ', b'"image_bytes": -', 1),
+            lambda data: b"[" * 200_000,
+            lambda data: data[:-1],
+            lambda data: data + b"x",
+            lambda data: b"",
+        ],
+    )
+    def test_any_change_of_an_entry_is_noticed_and_healed(
+        self, tree: Path, gpu_targets: Targets, counting: CountingCompiler, damage: Callable[[bytes], bytes]
+    ) -> None:
+        expected = built(tree, gpu_targets(tree))[0].to_json()
+        entry = sorted((cache.cache_root() / "kernels").iterdir())[0]
+        whole = entry.read_bytes()
+        assert damage(whole) != whole
+        entry.write_bytes(damage(whole))
+        counting.calls.clear()
+        assert built(tree, gpu_targets(tree))[0].to_json() == expected
+        assert len(counting.calls) == 1
+        counting.calls.clear()
+        built(tree, gpu_targets(tree))
+        assert counting.calls == []
+
+    def test_an_entry_under_another_key_is_not_used(
+        self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
+    ) -> None:
+        built(tree, gpu_targets(tree))
+        first, second = sorted((cache.cache_root() / "kernels").iterdir())[:2]
+        first.write_bytes(second.read_bytes())
+        counting.calls.clear()
+        built(tree, gpu_targets(tree))
+        assert len(counting.calls) == 1
 
     def test_a_folder_that_others_can_write_to_is_not_used(
         self, tree: Path, gpu_targets: Targets, counting: CountingCompiler, caplog: pytest.LogCaptureFixture

@@ -178,6 +178,15 @@ def test_ptx_is_accepted_as_an_image(end: bytes) -> None:
     assert bytes(pack.from_bytes(with_document(document, PTX + end), "p").images[0]) == PTX + end
 
 
+def test_ptx_and_cubins_do_not_change_places() -> None:
+    """PTX in the place of a cubin would be compiled at load unsaid, and read beyond its end."""
+    manifest, blob = build(ptx=True)
+    document = json.loads(manifest.to_json())
+    for kernel in document["sets"][0]["kernels"]:
+        kernel["image"], kernel["ptx"] = kernel["ptx"], kernel["image"]
+    assert "that kernels name as" in refusal(with_document(document, blob))
+
+
 # ---- fuzzing -----------------------------------------------------------------------------------------
 
 

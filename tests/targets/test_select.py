@@ -199,3 +199,12 @@ def test_every_target_of_the_real_tree_has_every_kernel_of_its_closure() -> None
         if chosen.model != target.ANY_MODEL:
             for key in closure(chosen):
                 assert resolve(chosen, key.op).stem == key.op
+
+
+def test_cpu_counts_where_it_was_named_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU has f32; cpu has, and is what such a selection builds."""
+    for hw in ("*", "cpu,h*"):
+        selection = select(KERNELS, {"ATLAS_TARGET_HW": hw, "ATLAS_TARGET_QUANT": "f32"})
+        assert {target.hardware.name for target in selection.targets} == {"cpu"}
+    with pytest.raises(BuildError, match="no kernels yet"):
+        select(KERNELS, {"ATLAS_TARGET_HW": "h200", "ATLAS_TARGET_QUANT": "f32"})

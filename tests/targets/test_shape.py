@@ -67,3 +67,8 @@ def test_a_shard_divides_heads_mlp_and_vocabulary() -> None:
 def test_a_shard_that_does_not_divide_is_refused() -> None:
     with pytest.raises(CheckpointError, match="tp_size 2 does not divide num_attention_heads 9"):
         shape(SMOLLM2, Shard(tp_size=2))
+
+
+def test_a_wild_head_dim_is_refused_before_a_compiler_sees_it() -> None:
+    with pytest.raises(CheckpointError, match="head_dim is 1000000; accepted: at most 1024"):
+        shape({**SMOLLM2, "head_dim": 1_000_000})
