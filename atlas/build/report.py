@@ -33,7 +33,7 @@ def document(manifest: Manifest, seconds: Mapping[str, float]) -> dict[str, Any]
                 "spills": kernel.spills,
                 "stack": kernel.stack,
                 "shared": kernel.shared + kernel.static_shared,
-                "bytes": manifest.images[kernel.image].size if kernel.image >= 0 else 0,
+                "bytes": sum(manifest.images[index].size for index in (kernel.image, kernel.ptx) if index >= 0),
                 "seconds": seconds.get(kernel.source_hash, 0.0),
                 "knobs": kernel.knobs,
                 "knobs_from": kernel.knobs_from,

@@ -188,3 +188,11 @@ def test_processor_time_is_the_childs(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="missing: could not be run"):
         process.run([str(tmp_path / "nothing")], tmp_path, "missing")
     assert not os.path.exists(tmp_path / "nothing")
+
+
+def test_a_compiler_gets_no_flags_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvcc would take options from there that no cache key knows of."""
+    for name in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "NVCC_CCBIN"):
+        monkeypatch.setenv(name, "--use_fast_math")
+    done = process.run([sys.executable, "-c", "import os; print(sorted(os.environ))"], tmp_path, "environment")
+    assert "PATH" in done.log and "NVCC_" not in done.log
