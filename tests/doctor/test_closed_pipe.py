@@ -14,11 +14,19 @@ DOCTOR += "d.run = lambda context: [Result('disk', 'problem', 'x' * {size}, 'buy
 
 def ended(*command: str) -> tuple[int, str]:
     """Exit code and stderr of a Python whose standard output nobody reads any more."""
+    # Buffered, as for most people: then the pipe is found closed only when Python ends.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     reader, writer = os.pipe()
     os.close(reader)
     try:
         done = subprocess.run(
-            [sys.executable, *command], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+            [sys.executable, *command],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            timeout=120,
+            check=False,
         )
     finally:
         os.close(writer)
