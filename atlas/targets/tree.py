@@ -40,19 +40,22 @@ def _is_tree(folder: Path) -> bool:
 
 
 def check_tree(root: Path, hardware: Iterable[str], models: Iterable[str]) -> None:
-    """Refuse what would be ignored in silence: a kernel file that is named for no op, a folder for no model or quant.
+    """Refuse what would be ignored in silence: a kernel or tuning file that is named for no op, or lies in a
+    folder for no model or quant. Other files and folders (caches, notes) are nobody's business.
 
     Raises:
-        BuildError: naming the file or folder, and the nearest name.
+        BuildError: naming the file, and the nearest name.
     """
-    models = list(models)
+    known = [("model", list(models)), ("quant", list(QUANTS))]
     for name in hardware:
-        for level, known in ((1, models), (2, list(QUANTS))):
-            for folder in (root / name).glob("/".join(["*"] * level)):
-                if folder.is_dir() and folder.relative_to(root / name).parts[0] != "include":
-                    _known(folder, folder.name, known, "model" if level == 1 else "quant")
         for file in (root / name).rglob("*"):
-            if file.suffix in (".cu", ".cpp") and "include" not in file.relative_to(root).parts:
+            folders = file.relative_to(root / name).parts[:-1]
+            is_kernel = file.suffix in (".cu", ".cpp")
+            if "include" in folders or not (is_kernel or file.name == "tuning.toml"):
+                continue
+            for folder, (what, names) in zip(folders, known, strict=False):
+                _known(file, folder, names, what)
+            if is_kernel:
                 _known(file, file.stem, list(OPS), "op")
 
 
