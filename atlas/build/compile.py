@@ -16,8 +16,8 @@ from atlas.errors import BuildError
 from atlas.models import family_of
 from atlas.ops import OPS
 from atlas.runtime.program import KernelKey
+from atlas.targets import status
 from atlas.targets import target as targets
-from atlas.targets.quant import recipe
 from atlas.targets.shape import Shard
 from atlas.targets.target import ANY_MODEL, Target
 
@@ -31,11 +31,7 @@ EMBED_CHOICES = {
 
 def closure(target: Target) -> list[KernelKey]:
     """Every kernel that the target's programs need."""
-    family = family_of(target.facts)
-    return family.record(family.configure(target.facts, Shard()), recipe(target.quant)).closure()
-
-
-SELECTION_VARIABLES = ("ATLAS_TARGET_HW", "ATLAS_TARGET_MODEL", "ATLAS_TARGET_QUANT")
+    return list(status.closure(target.facts, target.quant))
 
 
 def build(
@@ -50,7 +46,7 @@ def build(
     selection: the variables that selected them, for the manifest; by default those of this process.
     """
     if selection is None:
-        selection = {name: os.environ[name] for name in SELECTION_VARIABLES if name in os.environ}
+        selection = {name: os.environ[name] for name in targets.VARIABLES if name in os.environ}
     recorded = {**selection, "targets": ",".join(target.name for target in selected)}
     blob = ImageBlob()
     gpu = [target for target in selected if target.hardware.kind != "cpu"]

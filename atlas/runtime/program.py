@@ -8,7 +8,6 @@ the loader binds its buffers to the arena, the core replays it, and the referenc
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Literal
 
@@ -210,8 +209,3 @@ class Recorder:
 
 def _constant(extent: str | int, integers: Mapping[str, int], where: str) -> int:
     return evaluate(extent, integers, where)
-
-
-def canonical(constants: Mapping[str, int | float]) -> str:
-    """Constants as canonical JSON, for manifests and hashes."""
-    return json.dumps(dict(constants), sort_keys=True)
