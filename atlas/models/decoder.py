@@ -1,10 +1,11 @@
-"""The generic decoder: embedding, layers of attention and a gated MLP, head, sampling.
+"""The generic decoder: embedding, layers of attention and a gated MLP, head.
 
 Families call `record` with a `ModelConfig`; what differs between them is data, not code.
 """
 
 from __future__ import annotations
 
+from atlas.models import sampling
 from atlas.models.family import ModelConfig
 from atlas.runtime.program import Recorder, StepPrograms
 from atlas.targets.quant import Recipe
@@ -151,38 +152,6 @@ class _Decoder:
         logits = self.workspace("logits", self.recipe.logits, "n_logits", s.vocab_size)
         self.linear("lm_head", normed, weight, logits, s.vocab_size, s.hidden_size, "n_logits")
 
-    def sample(self) -> None:
-        vocab = self.shape.vocab_size
-        mask_shape = ("n_logits", -(-vocab // 32))
-        self.r.launch(
-            "mask_logits",
-            "mask_logits",
-            {
-                "mask_index": "step.logit_mask",
-                "mask": self.r.buffer("logit_mask", "u32", mask_shape, "delivery"),
-                "logits": "logits",
-            },
-            {"logits": "n_logits"},
-            {"vocab": vocab},
-        )
-        self.r.launch(
-            "sample",
-            "sample",
-            {
-                "logits": "logits",
-                "temperature": "step.logit_temperature",
-                "top_k": "step.logit_top_k",
-                "top_p": "step.logit_top_p",
-                "seed": "step.logit_seed",
-                "position": "step.logit_position",
-                "slot": "step.logit_slot",
-                "token": self.r.buffer("token", "i32", ("n_logits",), "state"),
-                "last_token": "last_token",
-            },
-            {"logits": "n_logits", "slots": "n_slots"},
-            {"vocab": vocab},
-        )
-
 
 def kv_bytes_per_block(shape: Shape, n_layers: int, dtype_bytes: int) -> int:
     """Bytes of one KV block over all layers, K and V."""
@@ -198,6 +167,5 @@ def record(config: ModelConfig, recipe: Recipe) -> StepPrograms:
         decoder.attention(f"layers.{index}")
         decoder.mlp(f"layers.{index}")
     decoder.head()
-    decoder.r.begin("sample")
-    decoder.sample()
+    sampling.record(decoder.r, config.shape.vocab_size)
     return decoder.r.finish()
