@@ -158,7 +158,7 @@ def _plan(key: KernelKey, rows: int, layouts: Mapping[str, str]) -> Bench:
     recorder.begin("forward")
     shapes = {o.name: tuple(evaluate(e, {**names, **dims}, o.name) for e in o.shape) for o in contract.operands}
     sizes = {
-        o.name: LAYOUTS[layouts.get(o.name, "row_major")].nbytes(shapes[o.name], NUMPY[dtypes[o.name]].itemsize)
+        o.name: LAYOUTS[layouts.get(o.name, "row_major")].nbytes(shapes[o.name], dtypes[o.name])
         for o in contract.operands
     }
     rotated = ROTATES.get(key.op)

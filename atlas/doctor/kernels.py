@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,8 +12,9 @@ from atlas.doctor.report import Context, Result, gigabytes
 from atlas.errors import AtlasError
 from atlas.models import family_of
 from atlas.runtime import kernel_set, kernel_sources
+from atlas.targets import formats
 from atlas.targets.hardware import Hardware, walk
-from atlas.targets.quant import DTYPE_BYTES, recipe
+from atlas.targets.quant import recipe
 from atlas.targets.shape import Shard
 from atlas.targets.tree import kernels_root
 from atlas.weights import open_checkpoint
@@ -120,7 +120,7 @@ def _choice(context: Context, config: Mapping[str, Any], origin: str) -> list[Re
     found = f"{context.model} ({origin}) would run on {choice.name}: {choice.reason}"
     programs = family.record(configured, recipe(choice.quant))
     weights = sum(
-        DTYPE_BYTES[buffer.dtype] * math.prod(buffer.extents({}))
+        formats.nbytes(buffer.dtype, buffer.extents({}))
         for buffer in programs.buffers.values()
         if buffer.kind == "weight"
     )

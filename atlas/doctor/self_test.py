@@ -37,7 +37,7 @@ def linear_error(level: str) -> float:
     layouts = kernels[programs.forward.launches[0].key.signature()].layouts
     shapes = {"x": (ROWS, K), "weight": (N, K), "out": (ROWS, N)}
     layout = {name: LAYOUTS[layouts.get(name, "row_major")] for name in shapes}
-    sizes = {name: layout[name].nbytes(shape, 4) for name, shape in shapes.items()}
+    sizes = {name: layout[name].nbytes(shape, "f32") for name, shape in shapes.items()}
     plan = memory_plan.plan(programs, limits, sizes)
     bound = BoundProgram(programs.forward, programs.buffers, plan, limits, kernels)
 
@@ -57,7 +57,9 @@ def linear_error(level: str) -> float:
     raw = np.empty(sizes["out"] // 4, np.float32)
     backend.read(plan.offsets["out"], raw)
     OPS["linear"].reference(arrays, {"rows": ROWS}, {"k": K, "n": N})
-    return error_ratio(layout["out"].unpack(raw, shapes["out"]), arrays["out"], OPS["linear"].tolerance["f32"])
+    return error_ratio(
+        np.asarray(layout["out"].unpack(raw, shapes["out"], "f32")), arrays["out"], OPS["linear"].tolerance["f32"]
+    )
 
 
 def run(level: str) -> str:

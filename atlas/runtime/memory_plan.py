@@ -7,12 +7,11 @@ Every byte of the arena has an owner in `MemoryPlan.ledger()`.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
 from atlas.runtime import step
 from atlas.runtime.program import Buffer, StepPrograms
-from atlas.targets.quant import DTYPE_BYTES
+from atlas.targets import formats
 
 ALIGNMENT = 256
 """Start of every buffer: enough for any vector load and for TMA (128)."""
@@ -45,7 +44,7 @@ def plan(programs: StepPrograms, limits: step.Limits, physical_sizes: Mapping[st
     symbols = limits.symbols()
 
     def size_of(buffer: Buffer) -> int:
-        logical = DTYPE_BYTES[buffer.dtype] * math.prod(buffer.extents(symbols))
+        logical = formats.nbytes(buffer.dtype, buffer.extents(symbols))
         return physical_sizes.get(buffer.name, logical)
 
     offsets: dict[str, int] = {}

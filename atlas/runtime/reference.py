@@ -14,8 +14,10 @@ import numpy as np
 from atlas.errors import DeviceError
 from atlas.ops.op import Arrays
 from atlas.runtime.backend import Array, Backend, BoundProgram
-from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.step import STEP_VERSION, SYMBOLS
+from atlas.targets import formats
+from atlas.weights.layouts import LAYOUTS
+from atlas.weights.quantized import BlockArray
 
 
 class ReferenceBackend(Backend):
@@ -25,7 +27,7 @@ class ReferenceBackend(Backend):
 
     def __init__(self) -> None:
         self._arena = np.zeros(0, np.uint8)
-        self._programs: list[tuple[BoundProgram, dict[str, Array]]] = []
+        self._programs: list[tuple[BoundProgram, dict[str, Array | BlockArray]]] = []
         self._symbols: dict[str, int] = {}
 
     def describe(self) -> str:
@@ -56,13 +58,13 @@ class ReferenceBackend(Backend):
         return memoryview(bytearray(nbytes))
 
     def load(self, program: BoundProgram) -> int:
-        views = {}
+        views: dict[str, Array | BlockArray] = {}
         for launch in program.program.launches:
             for _, name in launch.operands:
                 buffer = program.buffers[name]
-                shape, dtype = buffer.extents(program.limits.symbols()), NUMPY[buffer.dtype]
-                nbytes = int(np.prod(shape)) * dtype.itemsize
-                views[name] = self._bytes(program.plan.offsets[name], nbytes).view(dtype).reshape(shape)
+                shape = buffer.extents(program.limits.symbols())
+                raw = self._bytes(program.plan.offsets[name], formats.nbytes(buffer.dtype, shape))
+                views[name] = LAYOUTS["row_major"].unpack(raw, shape, buffer.dtype)
         self._programs.append((program, views))
         return len(self._programs) - 1
 

@@ -16,11 +16,13 @@ from atlas.errors import AtlasError, ConfigError, DeviceError
 from atlas.models import ModelConfig, family_of
 from atlas.models.decoder import kv_bytes_per_block
 from atlas.runtime import core, host, kernel_set, kernel_sources, loader, memory_plan
-from atlas.runtime.backend import Array, Backend, BoundProgram, read_buffer
+from atlas.runtime.backend import Array, Backend, BoundProgram
+from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.kernel_set import Choice
 from atlas.runtime.program import StepPrograms
 from atlas.runtime.reference import ReferenceBackend
 from atlas.runtime.step import Limits, StepBlock, offsets
+from atlas.targets import formats
 from atlas.targets.quant import DTYPE_BYTES, Recipe, recipe
 from atlas.targets.shape import KV_BLOCK_SIZE, Shape, Shard
 from atlas.weights import Checkpoint
@@ -118,17 +120,17 @@ class Runner:
         config = family.configure(checkpoint.config, Shard())
         backend, choice, kernels = _open_backend(config.shape, options, str(checkpoint.path))
         _log.debug("kernel set %s on %s (%s)", choice.name, backend.describe(), choice.reason)
-        formats = _formats(choice.quant, options.kv_dtype)
-        programs = family.record(config, formats)
+        roles = _recipe(choice.quant, options.kv_dtype)
+        programs = family.record(config, roles)
         sources = family.weights(config)
         loader.check(checkpoint, programs, sources)
 
         stage("memory")
-        block_bytes = kv_bytes_per_block(config.shape, config.n_layers, DTYPE_BYTES[formats.kv])
+        block_bytes = kv_bytes_per_block(config.shape, config.n_layers, DTYPE_BYTES[roles.kv])
         limits = _limits(config, options, block_bytes, _kv_budget(choice, programs))
         layouts = loader.buffer_layouts(programs, kernels)
         sizes = {
-            name: LAYOUTS[layout].nbytes(programs.buffers[name].extents({}), DTYPE_BYTES[programs.buffers[name].dtype])
+            name: LAYOUTS[layout].nbytes(programs.buffers[name].extents({}), programs.buffers[name].dtype)
             for name, layout in layouts.items()
         }
         plan = memory_plan.plan(programs, limits, sizes)
@@ -192,26 +194,20 @@ class Runner:
         self.backend.write(self.plan.offsets[name], packed)
 
     def read(self, name: str) -> Array:
-        """A copy of a buffer, in logical layout: for debugging."""
+        """A copy of a buffer, in logical layout, block formats dequantised: for debugging."""
         buffer = self.buffers[name]
-        layout = LAYOUTS[self.layouts.get(name, "row_major")]
-        if self.layouts.get(name, "row_major") == "row_major":
-            return read_buffer(self.backend, buffer, self.plan, self.limits)
-        from atlas.runtime.dtypes import NUMPY
-
-        shape, dtype = buffer.extents(self.limits.symbols()), NUMPY[buffer.dtype]
-        raw = np.empty(layout.nbytes(shape, dtype.itemsize) // dtype.itemsize, dtype)
-        self.backend.read(self.plan.offsets[name], raw.view(np.uint8))
-        logical: Array = layout.unpack(raw, shape)
-        return logical
+        layout, shape = LAYOUTS[self.layouts.get(name, "row_major")], buffer.extents(self.limits.symbols())
+        raw = np.empty(layout.nbytes(shape, buffer.dtype), np.uint8)
+        self.backend.read(self.plan.offsets[name], raw)
+        return layout.unpack(raw, shape, buffer.dtype).astype(NUMPY.get(buffer.dtype, np.float32), copy=False)
 
 
-def _formats(quant: str, kv_dtype: str | None) -> Recipe:
+def _recipe(quant: str, kv_dtype: str | None) -> Recipe:
     """The quant's recipe. Kernels are compiled for a recipe's own KV format, so no other can run yet."""
-    formats = recipe(quant)
-    if kv_dtype is not None and {"fp32": "f32"}.get(kv_dtype, kv_dtype) != formats.kv:
-        raise ConfigError("kv_dtype", f"{kv_dtype!r} with quant {quant}", f"{formats.kv}, the quant's own")
-    return formats
+    roles = recipe(quant)
+    if kv_dtype is not None and {"fp32": "f32"}.get(kv_dtype, kv_dtype) != roles.kv:
+        raise ConfigError("kv_dtype", f"{kv_dtype!r} with quant {quant}", f"{roles.kv}, the quant's own")
+    return roles
 
 
 def _open_backend(shape: Shape, options: RunnerOptions, model: str) -> tuple[Backend, Choice, dict[str, KernelEntry]]:
@@ -257,7 +253,7 @@ def _kv_budget(choice: Choice, programs: StepPrograms) -> int:
         return int(host.available_memory() * _KV_SHARE_OF_HOST)
     device = next(d for d in core.extension().cuda_devices() if d["index"] == choice.device)
     weights = sum(
-        DTYPE_BYTES[buffer.dtype] * math.prod(buffer.extents({}))
+        formats.nbytes(buffer.dtype, buffer.extents({}))
         for buffer in programs.buffers.values()
         if buffer.kind == "weight"
     )

@@ -1,18 +1,22 @@
 """Storage layouts of weights on a device: how a kernel wants a logical array to lie in memory.
 
 A kernel file names the layout of an operand in its declaration (`[layouts]`); the loader packs, and
-whoever reads a buffer back unpacks. `pack` and `unpack` only move elements: any dtype, no arithmetic.
+whoever reads a buffer back unpacks. `pack` and `unpack` only move elements: any element type or block
+format (atlas/targets/formats.py), no arithmetic.
 """
 
 from __future__ import annotations
 
 import abc
-import math
 from typing import Any
 
 import numpy as np
 
 from atlas.errors import BuildError
+from atlas.runtime.dtypes import NUMPY
+from atlas.targets import formats
+from atlas.targets.formats import FORMATS
+from atlas.weights.quantized import BlockArray, QuantizedArray, to_rows
 
 Array = np.ndarray[Any, Any]
 
@@ -20,32 +24,45 @@ PANEL_COLUMNS = 16
 
 
 class Layout(abc.ABC):
-    """How an array of a given shape is stored."""
+    """How an array of a given shape is stored.
+
+    row_granule: rows that are packed together: a run of whole granules can be packed by itself, and its bytes
+        stand where they would in the packed whole, so that a large matrix need never be in memory at once.
+    """
+
+    row_granule: int = 1
 
     @abc.abstractmethod
-    def nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
-        """Bytes that an array takes, padding included."""
+    def nbytes(self, shape: tuple[int, ...], dtype: str) -> int:
+        """Bytes that an array of an element type or block format takes, padding included."""
 
     @abc.abstractmethod
-    def pack(self, array: Array) -> Array:
-        """The stored form of a logical array: contiguous, `nbytes` long."""
+    def pack(self, array: Array | QuantizedArray, dtype: str = "") -> Array:
+        """The stored form of a logical array: contiguous, `nbytes` long.
+
+        array: plain elements of any type, or a QuantizedArray that `to_format(dtype)` brings to the block format.
+        """
 
     @abc.abstractmethod
-    def unpack(self, array: Array, shape: tuple[int, ...]) -> Array:
+    def unpack(self, array: Array, shape: tuple[int, ...], dtype: str) -> Array | BlockArray:
         """The logical array of `shape` from its stored form, whatever shape that comes in."""
 
 
 class RowMajor(Layout):
     """As the contract has it: C order, no padding."""
 
-    def nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
-        return itemsize * math.prod(shape)
+    def nbytes(self, shape: tuple[int, ...], dtype: str) -> int:
+        return formats.nbytes(dtype, shape)
 
-    def pack(self, array: Array) -> Array:
+    def pack(self, array: Array | QuantizedArray, dtype: str = "") -> Array:
+        if isinstance(array, QuantizedArray):
+            return to_rows(array, dtype)
         return np.ascontiguousarray(array)
 
-    def unpack(self, array: Array, shape: tuple[int, ...]) -> Array:
-        return array.reshape(shape)
+    def unpack(self, array: Array, shape: tuple[int, ...], dtype: str) -> Array | BlockArray:
+        if dtype in FORMATS:
+            return BlockArray(array, FORMATS[dtype], shape[-1])
+        return array.view(NUMPY[dtype]).reshape(shape)
 
 
 class Panel16(Layout):
@@ -54,11 +71,15 @@ class Panel16(Layout):
     One k of a panel is one vector of 16 output columns of a linear. Rows past n are zero.
     """
 
-    def nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
-        n, k = self._matrix(shape)
-        return itemsize * -(-n // PANEL_COLUMNS) * PANEL_COLUMNS * k
+    row_granule = PANEL_COLUMNS
 
-    def pack(self, array: Array) -> Array:
+    def nbytes(self, shape: tuple[int, ...], dtype: str) -> int:
+        n, k = self._matrix(shape)
+        return NUMPY[dtype].itemsize * -(-n // PANEL_COLUMNS) * PANEL_COLUMNS * k
+
+    def pack(self, array: Array | QuantizedArray, dtype: str = "") -> Array:
+        if isinstance(array, QuantizedArray):
+            raise BuildError("layout panel16", f"a matrix in format {dtype}", "an element type")
         n, k = self._matrix(array.shape)
         source = _raw(np.ascontiguousarray(array))
         packed = np.empty((-(-n // PANEL_COLUMNS), k, PANEL_COLUMNS), source.dtype)
@@ -68,8 +89,9 @@ class Panel16(Layout):
             panel[:, : len(rows)] = rows.T
         return packed.view(array.dtype)
 
-    def unpack(self, array: Array, shape: tuple[int, ...]) -> Array:
+    def unpack(self, array: Array, shape: tuple[int, ...], dtype: str) -> Array | BlockArray:
         n, k = self._matrix(shape)
+        array = array.view(NUMPY[dtype])
         result = np.empty((n, k), _raw(array).dtype)
         for i, panel in enumerate(_raw(array).reshape(-1, k, PANEL_COLUMNS)):
             rows = result[i * PANEL_COLUMNS : (i + 1) * PANEL_COLUMNS]

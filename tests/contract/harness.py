@@ -23,7 +23,9 @@ from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.program import KernelKey, Recorder, StepPrograms
 from atlas.runtime.step import SYMBOLS, Limits, StepBlock, offsets
 from atlas.targets.expression import evaluate
+from atlas.targets.formats import FORMATS
 from atlas.weights.layouts import LAYOUTS
+from atlas.weights.quantized import BlockArray, to_rows
 
 SYMBOL_OF_DIM = {
     "rows": "n_rows",
@@ -129,9 +131,11 @@ def programs_of(case: Case) -> tuple[StepPrograms, Limits]:
 
 
 def run(
-    backend: Backend, kernels: Mapping[str, KernelEntry], case: Case, given: Mapping[str, np.ndarray[Any, Any]]
-) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]], Callable[[], None]]:
+    backend: Backend, kernels: Mapping[str, KernelEntry], case: Case, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], Callable[[], None]]:
     """Run `case` on `backend` with inputs `given` (live part of "in" and "inout" operands).
+
+    given: arrays, and a QuantizedArray for a weight in a block format.
 
     Returns the operands before and after, in logical layout, and a check of the rest of the arena.
     """
@@ -141,14 +145,21 @@ def run(
     layout = {
         o.name: LAYOUTS[(entry.layouts if entry else {}).get(o.name, "row_major")] for o in case.contract.operands
     }
-    physical = {name: layout[name].nbytes(case.shape(name), NUMPY[case.dtype(name)].itemsize) for name in layout}
+    physical = {name: layout[name].nbytes(case.shape(name), case.dtype(name)) for name in layout}
     plan = memory_plan.plan(programs, limits, physical)
     bound = BoundProgram(programs.forward, programs.buffers, plan, limits, kernels)
 
     backend.allocate(plan.total)
     backend.fill(0, POISON, plan.total)
-    before: dict[str, np.ndarray[Any, Any]] = {}
+    before: dict[str, Any] = {}
     for operand in case.contract.operands:
+        if case.dtype(operand.name) in FORMATS:
+            # A weight has no run-time extent, so nothing of it is spare.
+            packed = layout[operand.name].pack(given[operand.name], case.dtype(operand.name))
+            backend.write(plan.offsets[operand.name], packed)
+            rows = to_rows(given[operand.name], case.dtype(operand.name))
+            before[operand.name] = BlockArray(rows, FORMATS[case.dtype(operand.name)], case.shape(operand.name)[1])
+            continue
         dtype = NUMPY[case.dtype(operand.name)]
         shape = case.shape(operand.name)
         array = np.full(int(np.prod(shape)) * dtype.itemsize, POISON, np.uint8).view(dtype).reshape(shape)
@@ -175,8 +186,8 @@ def run(
     untouched[step_begin:step_end] = False
     for operand in case.contract.operands:
         offset, size = plan.offsets[operand.name], physical[operand.name]
-        raw = arena_after[offset : offset + size].view(NUMPY[case.dtype(operand.name)])
-        after[operand.name] = layout[operand.name].unpack(raw, case.shape(operand.name))
+        raw = arena_after[offset : offset + size]
+        after[operand.name] = layout[operand.name].unpack(raw, case.shape(operand.name), case.dtype(operand.name))
         if operand.mode != "in":
             untouched[offset : offset + size] = False
 
@@ -187,12 +198,10 @@ def run(
     return before, after, check_rest
 
 
-def check(
-    backend: Backend, kernels: Mapping[str, KernelEntry], case: Case, given: Mapping[str, np.ndarray[Any, Any]]
-) -> float:
+def check(backend: Backend, kernels: Mapping[str, KernelEntry], case: Case, given: Mapping[str, Any]) -> float:
     """Assert that the backend agrees with the reference. Returns the largest error over its bound."""
     before, after, check_rest = run(backend, kernels, case, given)
-    expected = {name: array.copy() for name, array in before.items()}
+    expected = {name: array if isinstance(array, BlockArray) else array.copy() for name, array in before.items()}
     case.contract.reference(expected, dict(case.dims), dict(case.constants))
     worst = 0.0
     for operand in case.contract.operands:

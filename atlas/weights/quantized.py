@@ -1,0 +1,219 @@
+"""Quantised matrices as NumPy arrays: what checkpoints store, before any kernel's layout.
+
+`QuantizedArray` holds codes and scales of any of the schemes of formats.md, with groups of any size;
+`BlockArray` is a view of a buffer in one of the block formats (atlas/targets/formats.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import numpy as np
+
+from atlas.errors import BuildError
+from atlas.targets.formats import FORMATS, GROUP, Format
+
+Array = np.ndarray[Any, Any]
+Code = Literal["i8", "u4", "e4m3", "e2m1"]
+
+E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
+"""Magnitudes of E2M1 codes 0..7; bit 3 is the sign (OCP Microscaling Formats, v1.0)."""
+
+_E2M1_VALUES = np.concatenate([E2M1, -E2M1])
+_NUMPY: dict[str, np.dtype[Any]] = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
+
+
+@dataclasses.dataclass
+class QuantizedArray:
+    """A matrix [n, k] of codes with scales; every field exactly as the checkpoint has it.
+
+    code: "i8" (int8), "u4" (0..15 in a uint8), "e4m3" (float8_e4m3fn), "e2m1" (0..15 in a uint8).
+    codes: [n, k], one code per element.
+    scales: float32 [ceil(n / group[0]), ceil(k / group[1])]: whatever dtype the file has converts exactly.
+    group: rows and columns that share a scale; (1, k) is per row, (n, k) per tensor, (128, 128) FP8 blocks.
+    zeros: int16, like scales, or None: value = (code - zero) * scale.
+    minimums: float32, like scales, or None: value = code * scale + minimum.
+    group_index: int32 [k], the group of each column where groups are not contiguous (GPTQ act-order), or None.
+    global_scale: multiplies every scale (NVFP4).
+    """
+
+    code: Code
+    codes: Array
+    scales: Array
+    group: tuple[int, int]
+    zeros: Array | None = None
+    minimums: Array | None = None
+    group_index: Array | None = None
+    global_scale: float = 1.0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n, k = self.codes.shape
+        return n, k
+
+    def rows(self, begin: int, end: int) -> QuantizedArray:
+        """Rows [begin, end). A group that reaches beyond them is repeated for each of its rows."""
+        take: Any = slice(begin, end) if self.group[0] == 1 else np.arange(begin, end) // self.group[0]
+
+        def part(array: Array | None) -> Array | None:
+            return None if array is None else array[take]
+
+        return dataclasses.replace(
+            self,
+            codes=self.codes[begin:end],
+            scales=self.scales[take],
+            zeros=part(self.zeros),
+            minimums=part(self.minimums),
+            group=(1, self.group[1]),
+        )
+
+    def _spread(self, array: Array) -> Array:
+        """A per-group array as one value per element, [n, k] or broadcastable to it."""
+        n, k = self.shape
+        if self.group[0] > 1:
+            array = np.repeat(array, self.group[0], axis=0)[:n]
+        if self.group_index is not None:
+            return array[:, self.group_index]
+        if array.shape[1] == 1:
+            return array
+        return np.repeat(array, self.group[1], axis=1)[:, :k]
+
+    def dequantize(self) -> Array:
+        """float32 [n, k]: the values, each rounded at most once per operation of its definition."""
+        values = _E2M1_VALUES[self.codes] if self.code == "e2m1" else self.codes.astype(np.float32)
+        scales = self.scales.astype(np.float32)
+        if self.global_scale != 1.0:
+            scales = scales * np.float32(self.global_scale)
+        if self.zeros is not None:
+            values = values - self._spread(self.zeros).astype(np.float32)
+        values = values * self._spread(scales)
+        if self.minimums is not None:
+            values = values + self._spread(self.minimums)
+        return values
+
+    def to_format(self, name: str) -> QuantizedArray:
+        """The same values with the codes, groups and scales of a block format.
+
+        Returns group (1, 32), scales that the format's dtype holds, and codes padded to whole groups (`codes`
+        then has more columns than the matrix; padding has the value 0 or is multiplied by nothing).
+
+        Raises:
+            BuildError: the format does not hold these values exactly (see `formats.EXACT_IN`).
+        """
+        format = FORMATS[name]
+        if self.code not in ("i8", "u4") or self.group_index is not None or self.global_scale != 1.0:
+            raise BuildError(f"format {name}", f"codes {self.code} with groups {self.group}", "integer codes in groups")
+        n, k = self.shape
+        groups = -(-k // GROUP)
+        if self.group[1] % GROUP and self.group[1] < k:
+            raise BuildError(f"format {name}", f"groups of {self.group[1]} columns", f"a multiple of {GROUP}")
+
+        def regroup(array: Array) -> Array:
+            array = np.repeat(array, self.group[0], axis=0)[:n] if self.group[0] > 1 else array
+            return np.repeat(array, -(-self.group[1] // GROUP), axis=1)[:, :groups]
+
+        codes = np.zeros((n, groups * GROUP), np.int16)
+        codes[:, :k] = self.codes
+        scales = regroup(self.scales).astype(np.float32)
+        zeros = None if self.zeros is None else regroup(self.zeros)
+        minimums = None if self.minimums is None else regroup(self.minimums)
+        if format.minimum:
+            if minimums is None:
+                minimums = np.zeros_like(scales) if zeros is None else -(zeros.astype(np.float32) * scales)
+            zeros = None
+        elif minimums is not None:
+            raise BuildError(f"format {name}", "values with a minimum", "a format that stores one")
+        elif format.zero:
+            zeros = np.zeros(scales.shape, np.int16) if zeros is None else zeros
+        else:
+            shift = np.int16(format.bias) - (0 if zeros is None else zeros.astype(np.int16))
+            codes = (codes.reshape(n, groups, GROUP) + np.broadcast_to(shift, scales.shape)[:, :, None]).reshape(n, -1)
+            zeros = None
+        codes[:, k:] = format.bias if not format.zero and not format.minimum else 0
+        low, high = (-128, 127) if format.signed else (0, 15)
+        _hold(name, "codes", bool(codes.size == 0 or (codes.min() >= low and codes.max() <= high)))
+        if zeros is not None:
+            _hold(name, "zero points", bool(zeros.size == 0 or (zeros.min() >= 0 and zeros.max() <= 255)))
+        for what, array, dtype in (("scales", scales, format.scale), ("minimums", minimums, format.minimum)):
+            if array is not None and dtype == "f16":
+                with np.errstate(over="ignore"):
+                    _hold(name, what, bool((array.astype(np.float16) == array).all()))
+        return QuantizedArray(
+            "i8" if format.signed else "u4",
+            codes.astype(np.int8 if format.signed else np.uint8),
+            scales,
+            (1, GROUP),
+            zeros,
+            minimums,
+        )
+
+
+def _hold(name: str, what: str, holds: bool) -> None:
+    if not holds:
+        raise BuildError(f"format {name}", f"{what} that it cannot hold exactly", "another format for this tensor")
+
+
+def to_rows(array: QuantizedArray, name: str) -> Array:
+    """The row-major stored form of `array.to_format(name)`: uint8 [n, row_bytes]."""
+    format, blocks = FORMATS[name], array.to_format(name)
+    n = len(blocks.codes)
+    codes = blocks.codes[:, 0::2] | blocks.codes[:, 1::2] << 4 if format.bits == 4 else blocks.codes.view(np.uint8)
+    parts = [codes, _bytes(blocks.scales, format.scale, n)]
+    if blocks.zeros is not None:
+        parts.append(blocks.zeros.astype(np.uint8))
+    if blocks.minimums is not None:
+        parts.append(_bytes(blocks.minimums, format.minimum, n))
+    return np.concatenate(parts, axis=1)
+
+
+def _bytes(values: Array, dtype: str, n: int) -> Array:
+    return np.ascontiguousarray(values, _NUMPY[dtype]).view(np.uint8).reshape(n, -1)
+
+
+class BlockArray:
+    """A matrix [n, k] in a block format, over the bytes of a row-major buffer [n, row_bytes].
+
+    Stands where an op's reference expects an array: `astype` dequantises, indexing selects rows.
+    """
+
+    def __init__(self, raw: Array, format: Format, k: int) -> None:
+        self.raw, self.format, self.k = raw.view(np.uint8).reshape(-1, format.row_bytes(k)), format, k
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.raw), self.k
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __getitem__(self, rows: Any) -> BlockArray:
+        """Rows by slice or index array."""
+        return BlockArray(self.raw[rows], self.format, self.k)
+
+    def quantized(self) -> QuantizedArray:
+        """Codes [n, k], scales and offsets [n, groups]."""
+        format, groups = self.format, -(-self.k // GROUP)
+        code_bytes = groups * GROUP * format.bits // 8
+        codes = self.raw[:, :code_bytes]
+        if format.bits == 4:
+            codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(self.raw), -1)
+        else:
+            codes = codes.view(np.int8)
+        position = code_bytes
+
+        def take(dtype: np.dtype[Any]) -> Array:
+            nonlocal position
+            begin, position = position, position + groups * dtype.itemsize
+            return np.ascontiguousarray(self.raw[:, begin:position]).view(dtype)
+
+        scales = take(_NUMPY[format.scale]).astype(np.float32)
+        zeros = take(np.dtype(np.uint8)).astype(np.int16) if format.zero else None
+        if format.bias:
+            zeros = np.full(scales.shape, format.bias, np.int16)
+        minimums = take(_NUMPY[format.minimum]).astype(np.float32) if format.minimum else None
+        code: Code = "i8" if format.signed else "u4"
+        return QuantizedArray(code, codes[:, : self.k], scales, (1, GROUP), zeros, minimums)
+
+    def astype(self, dtype: Any, copy: bool = False) -> Array:
+        return self.quantized().dequantize().astype(dtype, copy=copy)
