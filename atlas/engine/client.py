@@ -72,13 +72,8 @@ class EngineStream:
         while not self._pending:
             self._wake.clear()
             await self._wake.wait()
-        output = self._pending.popleft()
-        if self._pending:
-            tokens = list(output.token_ids)
-            while self._pending:
-                output = self._pending.popleft()
-                tokens += output.token_ids
-            output = msgspec.structs.replace(output, token_ids=tokens)
+        output = SequenceOutput.join(self._pending)
+        self._pending.clear()
         self._finished = output.finish_reason is not None
         return output
 

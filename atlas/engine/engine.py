@@ -8,6 +8,7 @@ import numpy as np
 
 from atlas.engine.kv_cache import BlockPool
 from atlas.engine.messages import FinishReason, SamplingParams, SequenceOutput, Stats
+from atlas.engine.sampling import check
 from atlas.engine.scheduler import Scheduler
 from atlas.engine.sequence import Sequence
 from atlas.engine.step_builder import fill
@@ -51,14 +52,7 @@ class Engine:
         if min(prompt) < 0 or max(prompt) >= vocab:
             bad = next(token for token in prompt if not 0 <= token < vocab)
             raise RequestError("prompt", f"token id {bad}", f"0..{vocab - 1}")
-        if sampling.max_tokens < 1:
-            raise RequestError("max_tokens", str(sampling.max_tokens), "at least 1")
-        if not 0.0 <= sampling.temperature < float("inf"):
-            raise RequestError("temperature", str(sampling.temperature), "a finite number of at least 0")
-        if not 0.0 <= sampling.top_p <= 1.0 or sampling.top_k < 0:
-            raise RequestError("top_p, top_k", f"{sampling.top_p}, {sampling.top_k}", "0 <= top_p <= 1, top_k >= 0")
-        if not -(1 << 63) <= sampling.seed < 1 << 63:
-            raise RequestError("seed", str(sampling.seed), "a 64-bit integer")
+        check(sampling, vocab)
         sequence = Sequence(request_id, len(prompt), list(prompt), sampling)
         self._sequences[request_id] = sequence
         self.scheduler.add(sequence)
@@ -92,10 +86,13 @@ class Engine:
             position = len(sequence.tokens)
             error = f"the model's logits at position {position} are not finite numbers; no token can be chosen"
             return SequenceOutput(sequence.request_id, [], "error", error)
+        params = sequence.sampling
+        if params.max_tokens == 0:
+            self._finish(sequence)
+            return SequenceOutput(sequence.request_id, [], "length")
         sequence.tokens.append(token)
         sequence.last_token_on_device = True
         reason: FinishReason | None = None
-        params = sequence.sampling
         if token in params.stop_token_ids:
             reason = "stop"
         elif sequence.generated >= params.max_tokens or len(sequence.tokens) >= self.runner.max_context:

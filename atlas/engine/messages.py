@@ -7,37 +7,19 @@ socket in a folder of mode 0700. Every message is a tagged struct; nothing is ev
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from atlas.config import EngineConfig
+from atlas.engine.sampling import SamplingParams as SamplingParams
+from atlas.engine.sampling import TokenLogprobs as TokenLogprobs
 
 LENGTH = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 64 << 20
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-
-
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one request's tokens are chosen and when it ends.
-
-    temperature: 0 means greedy (argmax); otherwise logits are divided by it.
-    top_k: keep the k most likely tokens; 0 keeps all. Ties at the threshold are kept.
-    top_p: then keep the smallest set of most likely tokens whose probability reaches it; 1 keeps all.
-    seed: with the position of the token it is the whole state of the random choice, so the same
-        seed gives the same text whatever else runs.
-    max_tokens: upper bound on generated tokens, at least 1.
-    stop_token_ids: end the request; the id itself counts as generated and is reported. The model's own
-        end ids are among them unless the client asked to ignore those: the engine knows no others.
-    """
-
-    max_tokens: int
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    stop_token_ids: tuple[int, ...] = ()
 
 
 # ---- API process -> engine process -------------------------------------------------------------
@@ -103,12 +85,32 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     """New tokens of one request. After a `finish_reason` nothing more is sent for it.
 
     error: set with finish_reason "error": one sentence for the client.
+    logprobs: one for each of `token_ids`, if the request asked.
+    prompt_logprobs: those of the prompt's next tokens, if the request asked: they come in order, some in each
+        output while the prompt is computed, and all of them before the first token. The prompt's first token
+        has none.
     """
 
     request_id: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     error: str | None = None
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] = []
+
+    @staticmethod
+    def join(outputs: Sequence[SequenceOutput]) -> SequenceOutput:
+        """Successive outputs of one request as one."""
+        if len(outputs) == 1:
+            return outputs[0]
+        return SequenceOutput(
+            outputs[0].request_id,
+            [token for output in outputs for token in output.token_ids],
+            outputs[-1].finish_reason,
+            outputs[-1].error,
+            [entry for output in outputs for entry in output.logprobs],
+            [entry for output in outputs for entry in output.prompt_logprobs],
+        )
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step_output"):

@@ -148,10 +148,10 @@ def test_the_context_is_filled_to_the_last_token(model: Path) -> None:
         ([1] * 256, GREEDY, "prompt: 256 tokens; accepted: 1..255: the context holds 256 tokens"),
         ([1, 320], GREEDY, "prompt: token id 320; accepted: 0..319"),
         ([-1], GREEDY, "prompt: token id -1"),
-        ([1], SamplingParams(max_tokens=0), "max_tokens: 0"),
+        ([1], SamplingParams(max_tokens=-1), "max_tokens: -1"),
         ([1], SamplingParams(max_tokens=1, temperature=float("nan")), "temperature: nan"),
         ([1], SamplingParams(max_tokens=1, temperature=-1.0), "temperature: -1.0"),
-        ([1], SamplingParams(max_tokens=1, top_p=1.5), "top_p, top_k: 1.5"),
+        ([1], SamplingParams(max_tokens=1, top_p=1.5), "top_p: 1.5"),
         ([1], SamplingParams(max_tokens=1, seed=1 << 63), "seed: 9223372036854775808"),
     ],
 )

@@ -1,0 +1,138 @@
+"""What a request may ask for: how its tokens are chosen, what is told about them, and when it ends.
+
+The order of processing, for every token, on every backend:
+
+1. *raw logits*: log-probabilities that are reported are their log-softmax, so they say what the model
+   thinks and not what was done to it afterwards;
+2. `logit_bias` is added; then `repetition_penalty` (Keskar et al. 2019, as in transformers: a positive logit
+   of a token that occurred is divided by it, another multiplied); then `frequency_penalty` times the token's
+   count and `presence_penalty` are subtracted (OpenAI's definition, on generated tokens only); then masks
+   (`min_tokens`, grammars) forbid tokens;
+3. temperature, top_k, top_p, min_p, in this order: each works on what the one before it left. Temperature 0
+   takes the most likely token (the lowest id of equals) instead.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from atlas.errors import RequestError
+
+MAX_LOGPROBS = 20
+MAX_TEMPERATURE = 100.0
+MAX_PENALTY = 2.0
+MAX_BIAS = 100.0
+REPETITION_RANGE = (0.01, 100.0)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One sequence's parameters. Text-level wishes (stop strings, several choices) are the front end's.
+
+    max_tokens: upper bound on generated tokens; 0 computes the prompt only.
+    min_tokens: before so many are generated, none of `stop_token_ids` can be chosen.
+    temperature: 0 means greedy (argmax); otherwise logits are divided by it.
+    top_k: keep the k most likely tokens; 0 keeps all. Ties at the threshold are kept.
+    top_p: then keep the smallest set of most likely tokens whose probability reaches it; 1 keeps all, 0 the
+        most likely one.
+    min_p: then keep tokens at least so likely as `min_p` times the most likely one; 0 keeps all.
+    repetition_penalty: for tokens of the prompt and of the answer; 1 is none.
+    presence_penalty, frequency_penalty: for tokens of the answer; 0 is none.
+    logit_bias: token id -> what is added to its logit.
+    seed: with the position of the token it is the whole state of the random choice, so the same
+        seed gives the same text whatever else runs. Several choices of one request: see `choice_seed`.
+    stop_token_ids: end the request; the id itself counts as generated and is reported. The model's own
+        end ids are among them unless the client asked to ignore those: the engine knows no others.
+    logprobs: report the log-probability of each generated token and of the so many most likely ones;
+        None reports nothing.
+    prompt_logprobs: the same for each token of the prompt but the first.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def penalises(self) -> bool:
+        """Some penalty is on, so that tokens must be counted."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """What the model thought of one token, given those before it.
+
+    logprob: natural logarithm of its probability; -inf for a token that it excludes.
+    rank: 1 for the most likely token; equals are ordered by id.
+    top_ids, top_logprobs: the most likely tokens in order, as many as were asked for.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of choice `index` of a request: its own for choice 0, else a 64-bit mix (SplitMix64,
+    Steele et al. 2014) of both, so that choices of requests with neighbouring seeds are independent too."""
+    if index == 0:
+        return seed
+    z = (seed + index * 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+    z ^= z >> 31
+    return z - 2**64 if z >= 2**63 else z
+
+
+def check(params: SamplingParams, vocab_size: int) -> None:
+    """Raises RequestError naming the first field that is out of range."""
+    if params.max_tokens < 0:
+        raise RequestError("max_tokens", str(params.max_tokens), "an integer of at least 0")
+    if not 0 <= params.min_tokens <= params.max_tokens:
+        accepted = f"an integer from 0 to max_tokens, {params.max_tokens}"
+        raise RequestError("min_tokens", str(params.min_tokens), accepted)
+    if params.top_k < 0:
+        raise RequestError("top_k", str(params.top_k), "a positive integer, or 0 for all tokens")
+    for name, low, high in (
+        ("temperature", 0.0, MAX_TEMPERATURE),
+        ("top_p", 0.0, 1.0),
+        ("min_p", 0.0, 1.0),
+        ("repetition_penalty", *REPETITION_RANGE),
+        ("presence_penalty", -MAX_PENALTY, MAX_PENALTY),
+        ("frequency_penalty", -MAX_PENALTY, MAX_PENALTY),
+    ):
+        value = getattr(params, name)
+        if not low <= value <= high:
+            raise RequestError(name, str(value), f"a number from {low:g} to {high:g}")
+    for token, bias in params.logit_bias.items():
+        if not 0 <= token < vocab_size:
+            raise RequestError("logit_bias", f"token id {token}", f"0..{vocab_size - 1}")
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise RequestError("logit_bias", f"{bias} for token id {token}", f"a number within +-{MAX_BIAS:g}")
+    for position, token in enumerate(params.stop_token_ids):
+        if not 0 <= token < vocab_size:
+            raise RequestError(f"stop_token_ids[{position}]", str(token), f"ids from 0 to {vocab_size - 1}")
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is not None and not 0 <= value <= MAX_LOGPROBS:
+            raise RequestError(name, str(value), f"an integer from 0 to {MAX_LOGPROBS}")
+    if not -(1 << 63) <= params.seed < 1 << 63:
+        raise RequestError("seed", str(params.seed), "a 64-bit integer")
+
+
+def finite_or_none(value: float) -> float | None:
+    """A log-probability as strict JSON has it: -inf and NaN are null."""
+    return value if math.isfinite(value) else None
