@@ -32,12 +32,12 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
 from atlas.build import compile as compiler  # noqa: E402
-from atlas.build import report  # noqa: E402
+from atlas.build import kernel_file, report  # noqa: E402
 from atlas.build.manifest import Manifest  # noqa: E402
 from atlas.errors import AtlasError, BuildError  # noqa: E402
 from atlas.targets import inplace, listing  # noqa: E402
 from atlas.targets import target as targets  # noqa: E402
-from atlas.targets.hardware import Hardware  # noqa: E402
+from atlas.targets.hardware import Hardware, Level  # noqa: E402
 
 KERNELS = ROOT / "kernels"
 
@@ -114,13 +114,26 @@ def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
 # ---- commands -----------------------------------------------------------------------------------
 
 
-def cpu_levels(hardware: Hardware, machine: str) -> list[tuple[str, tuple[str, ...]]]:
-    """(level, compiler flags) of the CPU kernels that `machine` (as `uname -m` says) can have."""
+def cpu_levels(hardware: Hardware, machine: str, files: Sequence[Path]) -> list[tuple[Level, list[Path]]]:
+    """Levels that `machine` (as `uname -m` says) can have, and the kernel files of `files` compiled for each.
+
+    Raises:
+        BuildError: a file that asks for a level that does not exist, or is not compiled on request.
+    """
     machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(machine.lower(), machine.lower())
-    levels = [(level.name, level.flags) for level in hardware.levels if level.machine in (machine, "any")]
+    levels = [level for level in hardware.levels if level.machine in (machine, "any")]
     if not levels:
         raise BuildError("kernels/cpu/HARDWARE.toml", f"no level for machine {machine}", "a level with machine 'any'")
-    return levels
+    requested = {file: kernel_file.declaration(file).also for file in files}
+    on_request = [level.name for level in hardware.levels if level.on_request]
+    for file, names in requested.items():
+        if unknown := [name for name in names if name not in on_request]:
+            raise BuildError(str(file), f"[levels] also names {unknown[0]!r}", ", ".join(on_request))
+    return [
+        (level, compiled)
+        for level in levels
+        if (compiled := [file for file in files if not level.on_request or level.name in requested[file]])
+    ]
 
 
 def say(text: str) -> None:
@@ -143,15 +156,12 @@ def generate(folder: Path, machine: str, jobs: int) -> None:
     """Compile the selected targets into `folder` for CMake to embed."""
     manifest, selection = compile_selected(folder, jobs)
     cpu = next(target.hardware for target in selection.targets if target.hardware.kind == "cpu")
-    files = sorted(
-        {(KERNELS / kernel.source).as_posix() for s in manifest.sets if s.kind == "cpu" for kernel in s.kernels}
-    )
-    levels = cpu_levels(cpu, machine)
-    lines = [
-        f"set(ATLAS_CPU_SOURCES {' '.join(files)})",
-        f"set(ATLAS_CPU_LEVELS {' '.join(name for name, _ in levels)})",
-        *(f"set(ATLAS_CPU_FLAGS_{name} {' '.join(flags)})" for name, flags in levels),
-    ]
+    files = sorted({KERNELS / kernel.source for s in manifest.sets if s.kind == "cpu" for kernel in s.kernels})
+    levels = cpu_levels(cpu, machine, files)
+    lines = [f"set(ATLAS_CPU_LEVELS {' '.join(level.name for level, _ in levels)})"]
+    for level, compiled in levels:
+        lines.append(f"set(ATLAS_CPU_SOURCES_{level.name} {' '.join(file.as_posix() for file in compiled)})")
+        lines.append(f"set(ATLAS_CPU_FLAGS_{level.name} {' '.join(level.flags)})")
     text = "\n".join(lines) + "\n"
     output = folder / "targets.cmake"
     if not output.exists() or output.read_text() != text:

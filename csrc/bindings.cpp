@@ -140,8 +140,27 @@ PYBIND11_MODULE(_core, m) {
       .def("synchronize", &Backend::synchronize, py::call_guard<py::gil_scoped_release>());
 
   m.def("cpu_backend", &make_cpu_backend, py::arg("n_threads"), py::arg("level") = "");
-  m.def("cpu_levels", &cpu_levels);
-  m.def("cpu_kernels", &cpu_kernels);
+  m.def("cpu_levels", [] {
+    std::vector<std::string> usable;
+    for (const CpuLevel& level : cpu_levels()) {
+      if (level.usable()) usable.push_back(level.name);
+    }
+    return usable;
+  });
+  m.def("cpu_level_report", [] {
+    py::list result;
+    for (const CpuLevel& level : cpu_levels()) {
+      py::dict entry;
+      entry["name"] = level.name;
+      entry["compiled"] = level.compiled;
+      entry["obstacle"] = level.obstacle;
+      entry["failure"] = level.failure;
+      result.append(entry);
+    }
+    return result;
+  });
+  m.def("cpu_kernels", &cpu_kernels, py::arg("level") = "");
+  m.def("break_cpu_level", &break_cpu_level, py::arg("level"), py::arg("faults"));
   m.def("cuda_backend", &make_cuda_backend, py::arg("device") = 0);
   m.def("cuda_devices", [] {
     py::list result;

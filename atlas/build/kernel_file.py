@@ -37,6 +37,7 @@ of legality also `multiprocessors` and `shared_memory_per_block` of the hardware
 | knobs.choices | NAME | values to choose from, by tuning or by the cost model |
 | cost | bytes, flops, trips, steps, memory | what a block costs, for the cost model (atlas/build/cost_model.py) |
 | layouts | OPERAND | its storage layout (atlas/weights/layouts.py) |
+| levels | also | CPU: instruction-set levels that are compiled on request, for which this file has code of its own |
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ _TABLES: dict[str, tuple[str, ...] | None] = {
     "limits": ("spills", "seconds", "unread", "same_bits"),
     "knobs": None,
     "layouts": None,
+    "levels": ("also",),
     "cost": COSTS,
 }
 _COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
@@ -104,6 +106,7 @@ class Declaration:
     seconds: float = DEFAULT_SECONDS
     unread: tuple[str, ...] = ()
     same_bits: bool = False
+    also: tuple[str, ...] = ()
 
     def violated(self, names: Mapping[str, int]) -> str | None:
         """The first of `legal` that does not hold for these constants, knobs and hardware facts."""
@@ -155,6 +158,9 @@ def declaration(path: Path) -> Declaration:
             if keys is not None and key not in keys:
                 raise BuildError(where, f"unknown key {key!r} in [{table}]", ", ".join(keys))
     layouts = document.get("layouts", {})
+    also = document.get("levels", {}).get("also", [])
+    if not isinstance(also, list) or not all(isinstance(level, str) for level in also):
+        raise BuildError(where, f"[levels] also is {also!r}", "a list of levels of kernels/cpu/HARDWARE.toml")
     knobs, choices, legal = _knobs(document.get("knobs", {}), where)
     limits = document.get("limits", {})
     for key, kind in (("spills", int), ("seconds", (int, float)), ("unread", list), ("same_bits", bool)):
@@ -186,6 +192,7 @@ def declaration(path: Path) -> Declaration:
         limits.get("seconds", DEFAULT_SECONDS),
         tuple(limits.get("unread", [])),
         limits.get("same_bits", False),
+        tuple(also),
     )
 
 

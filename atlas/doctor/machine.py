@@ -5,14 +5,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import platform
 import shutil
 import stat
 import tempfile
 from pathlib import Path
 
 from atlas.cache import cache_root
-from atlas.doctor import self_test
 from atlas.doctor.report import Context, Result, gigabytes
 from atlas.errors import AtlasError
 from atlas.runtime import kernel_sources
@@ -62,37 +60,30 @@ def _driver_version() -> str:
 
 
 def instruction_sets(context: Context) -> list[Result]:
-    """Levels compiled in, usable here and chosen; each usable one is run once and compared with NumPy."""
+    """What each instruction-set level is worth here, and which one each op runs at."""
     core, _ = context.extension
     if core is None:
         return [Result("cpu levels", "skipped", "needs the extension")]
-    usable = list(core.cpu_levels())
+    results, told, usable = [], [], []
+    for level in core.cpu_level_report():
+        name = level["name"]
+        if not level["compiled"]:
+            told.append(f"{name} has no kernels in this install")
+        elif level["obstacle"]:
+            told.append(f"{name} {level['obstacle']}")
+        elif level["failure"]:
+            found = f"{name} fails its self-test and is not used: {level['failure']}"
+            remedy = "report it with this output; the next lower level serves until then"
+            results.append(Result("cpu levels", "problem", found, remedy))
+        else:
+            told.append(f"{name} passes its self-test")
+            usable.append(name)
     if not usable:
         remedy = "build on this machine: `pip install --no-cache-dir --no-binary atlas-infer atlas-infer`"
-        return [Result("cpu levels", "problem", "no level of this install runs on this machine", remedy)]
-    results = []
-    for level in usable:
-        if failure := self_test.run(level):
-            remedy = "report it with this output; until then reinstall from source on this machine"
-            results.append(Result("cpu levels", "problem", f"{level} fails its self-test: {failure}", remedy))
-    compiled = _compiled_levels() or usable
-    found = f"compiled in: {', '.join(compiled)}; usable here: {', '.join(usable)}; chosen: {usable[0]}"
-    if results:
-        return results
-    return [Result("cpu levels", "ok", f"{found}; each agrees with NumPy")]
-
-
-def _compiled_levels() -> list[str]:
-    """Levels that the kernel tree names for this kind of machine, all of which a build compiles."""
-    from atlas.targets.hardware import walk
-    from atlas.targets.tree import kernels_root
-
-    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
-    try:
-        levels = walk(kernels_root())["cpu"].levels
-    except AtlasError:
-        return []
-    return [level.name for level in levels if level.machine in (machine, "any")]
+        found = "no level of this install runs on this machine: " + "; ".join(told)
+        return [*results, Result("cpu levels", "problem", found, remedy)]
+    chosen = core.cpu_backend(1).describe().removeprefix("cpu, ").removesuffix(", 1 threads")
+    return [*results, Result("cpu levels", "ok", f"chosen: {chosen} ({'; '.join(told)})")]
 
 
 def threads(context: Context) -> list[Result]:

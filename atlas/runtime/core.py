@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +17,8 @@ from atlas.errors import AtlasError, BuildError
 from atlas.runtime import host
 from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.step import STEP_VERSION, SYMBOLS
+
+log = logging.getLogger(__name__)
 
 
 def extension() -> Any:
@@ -129,8 +133,25 @@ class CoreBackend(Backend):
 
 
 def cpu_backend(threads: int | None = None, level: str = "") -> CoreBackend:
-    """The CPU backend: `threads` workers (default: the allowed cores), instruction-set `level` (default: the best)."""
-    return CoreBackend("cpu", extension().cpu_backend(threads or host.allowed_cores(), level))
+    """The CPU backend: `threads` workers (default: the allowed cores), instruction-set `level` (default: the best).
+
+    A level that fails its self-test on this machine is not used, which is logged.
+
+    Raises:
+        DeviceError: no such level, or none that is usable here.
+    """
+    core = extension()
+    backend = core.cpu_backend(threads or host.allowed_cores(), level)
+    _warn_of_failed_levels(core)
+    return CoreBackend("cpu", backend)
+
+
+@functools.cache
+def _warn_of_failed_levels(core: Any) -> None:
+    """Once per process."""
+    for found in core.cpu_level_report():
+        if found["failure"]:
+            log.warning("cpu level %s fails its self-test and is not used: %s", found["name"], found["failure"])
 
 
 def cuda_backend(images: Sequence[memoryview], device: int = 0) -> CoreBackend:

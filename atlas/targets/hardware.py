@@ -42,21 +42,25 @@ FIELDS: dict[str, Field] = {
     "multiprocessors": Field(int, "streaming multiprocessors; for cost models, never in a kernel", True, _CUDA),
     "shared_memory_per_block": Field(int, "largest shared memory of a block that opts in, bytes", True, _CUDA),
     "device_names": Field(list, "patterns of device names: decides among directories of one compute capability"),
-    "levels": Field(list, "instruction-set levels, best first: tables of name, machine, flags", True, _CPU),
+    "levels": Field(list, "instruction-set levels, best first: tables of name, machine, flags, on_request", True, _CPU),
 }
 """Every field a HARDWARE.toml may have."""
 
-_LEVEL_FIELDS = {"name": str, "machine": str, "flags": list}
+_LEVEL_FIELDS = {"name": str, "machine": str, "flags": list, "on_request": bool}
 _TYPE_NAMES = {str: "text", bool: "true or false", int: "an integer", list: "a list"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """An instruction-set level of CPU kernels: compiled with `flags` where `machine` matches."""
+    """An instruction-set level of CPU kernels: compiled with `flags` where `machine` matches.
+
+    on_request: only kernel files whose declaration names it are compiled for it.
+    """
 
     name: str
     machine: str
     flags: tuple[str, ...]
+    on_request: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +167,8 @@ def _hardware(root: Path, name: str, documents: dict[str, dict[str, Any]]) -> Ha
         shared_memory_per_block=stated.get("shared_memory_per_block", 0),
         device_names=tuple(stated.get("device_names", ())),
         levels=tuple(
-            Level(level["name"], level["machine"], tuple(level["flags"])) for level in stated.get("levels", [])
+            Level(level["name"], level["machine"], tuple(level["flags"]), level["on_request"])
+            for level in stated.get("levels", [])
         ),
     )
 
@@ -193,4 +198,6 @@ def _check(where: str, stated: dict[str, Any]) -> None:
         raise BuildError(where, f"device_names is {stated['device_names']!r}", "patterns, e.g. ['*RTX 4090*']")
     for level in stated.get("levels", []):
         if not isinstance(level, dict) or {k: type(v) for k, v in level.items()} != _LEVEL_FIELDS:
-            raise BuildError(where, f"level {level!r}", "name, machine (text) and flags (a list)")
+            raise BuildError(
+                where, f"level {level!r}", "name, machine (text), flags (a list), on_request (true or false)"
+            )

@@ -71,12 +71,26 @@ class Backend {
   }
 };
 
-// n_threads workers, kernels compiled for `level` ("" = the best this CPU has).
+// n_threads workers, kernels of `level` ("" = the best usable one); an op without a kernel there
+// runs the next lower level's.
 std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& level);
-// Instruction-set levels that are compiled in and usable here, best first.
-std::vector<std::string> cpu_levels();
-// Signatures of the CPU kernels compiled in, e.g. "linear.x_f32.weight_f32.out_f32".
-std::vector<std::string> cpu_kernels();
+
+// What is known about an instruction-set level.
+struct CpuLevel {
+  std::string name;
+  bool compiled = false;
+  std::string obstacle;  // what keeps this machine from running it, if it is compiled in
+  std::string failure;   // what its self-test found wrong, if it could run
+  bool usable() const { return compiled && obstacle.empty() && failure.empty(); }
+};
+// Every level that this kind of machine may have, best first, each judged.
+std::vector<CpuLevel> cpu_levels();
+// Signatures of the CPU kernels compiled in at `level` ("" = at any), each once, e.g.
+// "linear.x_f32.weight_f32.out_f32".
+std::vector<std::string> cpu_kernels(const std::string& level);
+// For tests of what happens then: makes every kernel of a level compute nothing, or fault. Only
+// before the level is first considered.
+void break_cpu_level(const std::string& level, bool faults);
 
 // Opens the CUDA driver by dlopen and creates a context on `device`. Throws DeviceFault that says
 // what was found and what is needed when there is no driver, an old one, or no such device.

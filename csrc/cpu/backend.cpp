@@ -7,9 +7,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <set>
 #include <utility>
 
-#include "cpu/features.h"
+#include "cpu/levels.h"
 #include "cpu/registry.h"
 #include "cpu/thread_pool.h"
 
@@ -54,6 +55,12 @@ class Memory {
   size_t bytes_ = 0;
 };
 
+std::string join(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text.empty() ? "none" : text;
+}
+
 // A launch whose kernel and operands are resolved. Indices below point into CpuProgram's arrays.
 struct ResolvedLaunch {
   CpuKernel kernel;
@@ -70,10 +77,12 @@ struct CpuProgram {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(int n_threads, std::string level) : level_(std::move(level)), pool_(n_threads) {}
+  // levels: the one to use, then those that stand in for kernels it does not have. Not empty.
+  CpuBackend(int n_threads, std::vector<std::string> levels)
+      : levels_(std::move(levels)), pool_(n_threads) {}
 
   std::string describe() const override {
-    return "cpu, " + level_ + " kernels, " + std::to_string(pool_.n_workers()) + " threads";
+    return "cpu, " + describe_levels() + ", " + std::to_string(pool_.n_workers()) + " threads";
   }
 
   void allocate(size_t bytes) override {
@@ -157,6 +166,30 @@ class CpuBackend final : public Backend {
     }
   };
 
+  // Which ops run at which level: "linear at avx512vnni, all else at avx512".
+  std::string describe_levels() const {
+    const auto ops_of = [](const std::string& level) {
+      std::set<std::string> ops;
+      for (const std::string& signature : cpu_kernels(level)) {
+        ops.insert(signature.substr(0, signature.find('.')));
+      }
+      return ops;
+    };
+    const size_t total = ops_of("").size();
+    std::set<std::string> placed;
+    std::string text;
+    for (const std::string& level : levels_) {
+      std::vector<std::string> ops;
+      for (const std::string& op : ops_of(level)) {
+        if (placed.insert(op).second) ops.push_back(op);
+      }
+      if (placed.size() == total && text.empty()) return level + " kernels";
+      if (placed.size() == total) return text + "all else at " + level;
+      if (!ops.empty()) text += join(ops) + " at " + level + ", ";
+    }
+    return text;
+  }
+
   std::byte* range(size_t offset, size_t bytes) const {
     if (offset > arena_.size() || bytes > arena_.size() - offset) {
       throw DeviceFault("cpu memory: bytes [" + std::to_string(offset) + ", +" +
@@ -172,8 +205,8 @@ class CpuBackend final : public Backend {
       throw DeviceFault("cpu: launch " + launch.name + " of op " + launch.op + ", kernel " +
                         launch.kernel + ": " + what);
     };
-    const CpuKernelEntry* entry = find_cpu_kernel(level_, launch.kernel);
-    if (entry == nullptr) fail("not compiled in at level " + level_);
+    const CpuKernelEntry* entry = find_cpu_kernel(levels_, launch.kernel);
+    if (entry == nullptr) fail("not compiled in at level " + join(levels_));
     program.launches.push_back({entry->kernel, program.operands.size(), program.dim_words.size(),
                                 program.constants.size()});
     for (const size_t offset : launch.operands) {
@@ -207,7 +240,7 @@ class CpuBackend final : public Backend {
     scratch_ = Memory(scratch_stride_ * static_cast<size_t>(pool_.n_workers()));
   }
 
-  const std::string level_;
+  const std::vector<std::string> levels_;
   int32_t header_[kHeaderWords] = {};
   Memory arena_{0}, scratch_{0};
   size_t scratch_stride_ = 0;
@@ -216,37 +249,27 @@ class CpuBackend final : public Backend {
   ThreadPool pool_;  // last: its threads end before what they use
 };
 
-std::string join(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text.empty() ? "none" : text;
-}
-
 }  // namespace
 
-std::vector<std::string> cpu_levels() {
-  const std::vector<std::string> compiled = registered_cpu_levels();
-  std::vector<std::string> levels;
-  for (const std::string& level : supported_cpu_levels()) {
-    if (std::find(compiled.begin(), compiled.end(), level) != compiled.end()) {
-      levels.push_back(level);
-    }
-  }
-  return levels;
-}
-
-std::vector<std::string> cpu_kernels() { return registered_cpu_signatures(); }
-
 std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& level) {
-  const std::vector<std::string> levels = cpu_levels();
+  std::vector<std::string> levels = usable_cpu_levels(level);
   if (levels.empty()) {
-    throw DeviceFault("cpu level: kernels are compiled for " + join(registered_cpu_levels()) +
-                      ", this machine runs " + join(supported_cpu_levels()));
+    std::string found;
+    for (const CpuLevel& l : cpu_levels()) {
+      found += (found.empty() ? "" : "; ") + l.name + ": ";
+      if (l.usable()) {
+        found += "usable";
+      } else if (!l.compiled) {
+        found += "not compiled in";
+      } else {
+        found += l.obstacle.empty() ? "fails its self-test (" + l.failure + ")" : l.obstacle;
+      }
+    }
+    throw DeviceFault(
+        "cpu level: " + (level.empty() ? "none is usable here" : level + " is not usable here") +
+        " (" + found + "); accepted: " + join(usable_cpu_levels("")));
   }
-  if (!level.empty() && std::find(levels.begin(), levels.end(), level) == levels.end()) {
-    throw DeviceFault("cpu level: " + level + " is not usable here; accepted: " + join(levels));
-  }
-  return std::make_unique<CpuBackend>(n_threads, level.empty() ? levels.front() : level);
+  return std::make_unique<CpuBackend>(n_threads, std::move(levels));
 }
 
 }  // namespace atlas

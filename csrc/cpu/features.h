@@ -6,9 +6,13 @@
 
 namespace atlas {
 
-// Names of kernels/cpu/HARDWARE.toml's levels that this CPU and its operating system support, best
-// first. A level added there gets its test in features.cpp; without one it is never chosen.
-std::vector<std::string> supported_cpu_levels();
+// Levels of kernels/cpu/HARDWARE.toml that this kind of machine may have, in that order: best
+// first. A level added there is added here, with what a CPU must have for it in features.cpp.
+const std::vector<std::string>& known_cpu_levels();
+
+// What keeps this CPU or its operating system from running `level`; empty if nothing does. Asking
+// about "amx" also asks the system to let this process use its tiles.
+std::string cpu_level_obstacle(const std::string& level);
 
 // Cores that the threads of this process may run on: its affinity, not counting quotas.
 int affinity_cores();

@@ -1,6 +1,7 @@
 #include "cpu/registry.h"
 
 #include <algorithm>
+#include <csignal>
 
 namespace atlas {
 namespace {
@@ -11,16 +12,6 @@ std::vector<CpuKernelEntry>& entries() {
   return list;
 }
 
-std::vector<std::string> distinct(const char* CpuKernelEntry::* field) {
-  std::vector<std::string> result;
-  for (const CpuKernelEntry& entry : entries()) {
-    if (std::find(result.begin(), result.end(), entry.*field) == result.end()) {
-      result.emplace_back(entry.*field);
-    }
-  }
-  return result;
-}
-
 }  // namespace
 
 bool register_cpu_kernel(const char* level, const char* signature, CpuKernel kernel,
@@ -29,16 +20,47 @@ bool register_cpu_kernel(const char* level, const char* signature, CpuKernel ker
   return true;
 }
 
-const CpuKernelEntry* find_cpu_kernel(const std::string& level, const std::string& signature) {
-  for (const CpuKernelEntry& entry : entries()) {
-    if (level == entry.level && signature == entry.signature) return &entry;
+const CpuKernelEntry* find_cpu_kernel(const std::vector<std::string>& levels,
+                                      const std::string& signature) {
+  for (const std::string& level : levels) {
+    for (const CpuKernelEntry& entry : entries()) {
+      if (level == entry.level && signature == entry.signature) return &entry;
+    }
   }
   return nullptr;
 }
 
-std::vector<std::string> registered_cpu_levels() { return distinct(&CpuKernelEntry::level); }
-std::vector<std::string> registered_cpu_signatures() {
-  return distinct(&CpuKernelEntry::signature);
+std::vector<std::string> registered_cpu_levels() {
+  std::vector<std::string> levels;
+  for (const CpuKernelEntry& entry : entries()) {
+    if (std::find(levels.begin(), levels.end(), entry.level) == levels.end()) {
+      levels.emplace_back(entry.level);
+    }
+  }
+  return levels;
+}
+
+std::vector<std::string> cpu_kernels(const std::string& level) {
+  std::vector<std::string> signatures;
+  for (const CpuKernelEntry& entry : entries()) {
+    const bool known =
+        std::find(signatures.begin(), signatures.end(), entry.signature) != signatures.end();
+    if (!known && (level.empty() || level == entry.level)) {
+      signatures.emplace_back(entry.signature);
+    }
+  }
+  return signatures;
+}
+
+void break_cpu_level(const std::string& level, bool faults) {
+  for (CpuKernelEntry& entry : entries()) {
+    if (level != entry.level) continue;
+    if (faults) {
+      entry.kernel = [](const CpuLaunch&) { std::raise(SIGILL); };
+    } else {
+      entry.kernel = [](const CpuLaunch&) {};
+    }
+  }
 }
 
 }  // namespace atlas

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "atlas/kernel.h"
+#include "core/backend.h"  // cpu_kernels, break_cpu_level
 
 namespace atlas {
 
@@ -15,11 +16,11 @@ struct CpuKernelEntry {
   CpuScratch scratch;  // may be null: none needed
 };
 
-// The entry of `signature` at `level`, or null.
-const CpuKernelEntry* find_cpu_kernel(const std::string& level, const std::string& signature);
+// The entry of `signature` at the first of `levels` that has one, or null.
+const CpuKernelEntry* find_cpu_kernel(const std::vector<std::string>& levels,
+                                      const std::string& signature);
 
-// Levels that have kernels, and signatures of all kernels; each once, in order of registration.
+// Levels that have kernels, in order of registration.
 std::vector<std::string> registered_cpu_levels();
-std::vector<std::string> registered_cpu_signatures();
 
 }  // namespace atlas

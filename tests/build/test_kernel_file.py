@@ -42,6 +42,7 @@ def test_geometry_is_evaluated_with_constants_and_knobs(tmp_path: Path) -> None:
         ("[limits]\nspills = 1.5\n", r"\[limits\] spills is 1.5; accepted: bytes"),
         ('[limits]\nseconds = "long"\n', r"\[limits\] seconds is 'long'; accepted: a number of seconds"),
         ('[limits]\nunread = ["out"]\n', r"\[limits\] unread names 'out'; accepted: x, weight"),
+        ("[levels]\nalso = 1\n", r"\[levels\] also is 1; accepted: a list of levels"),
         ("[limits]\nsame_bits = 1\n", r"\[limits\] same_bits is 1; accepted: true or false"),
         ("[knobs]\nA = 1\n[knobs.choices]\nB = [1]\n", r"\[knobs.choices\] names 'B'; accepted: A"),
         ("[knobs]\nA = 1\n[knobs.choices]\nA = [2, 4]\n", "choices of A are .2, 4.; accepted: .* its value 1"),

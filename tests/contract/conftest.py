@@ -1,6 +1,6 @@
 """Which backend the contract tests run on.
 
-By default every instruction-set level of the CPU that this machine can run. On a GPU:
+By default every instruction-set level that this machine can run and that has kernels of the op. On a GPU:
 
     python -m tests.contract.pack --hw h200 --out PACK       # anywhere; needs the compiler wheels
     pytest tests/contract --contract-backend cuda --pack PACK
@@ -47,6 +47,16 @@ def cpu_device(level: str) -> Device:
     return Device(f"cpu-{level}", lambda: core.cpu_backend(2, level), kernels)
 
 
+def cpu_levels(op: str) -> list[str]:
+    """Levels usable here that have kernels of `op` of their own."""
+    extension = core.extension()
+    return [
+        level
+        for level in extension.cpu_levels()
+        if any(signature.split(".")[0] == op for signature in extension.cpu_kernels(level))
+    ]
+
+
 def cuda_device(pack: Path) -> Device:
     document, images = manifest.from_json(
         (pack / "manifest.json").read_text(), (pack / "images.bin").read_bytes(), str(pack)
@@ -61,7 +71,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if metafunc.config.getoption("--contract-backend") == "cuda":
             names = ["cuda"]
         else:
-            names = [f"cpu-{level}" for level in core.extension().cpu_levels()]
+            names = [f"cpu-{level}" for level in cpu_levels(metafunc.module.__name__.rpartition(".test_")[2])]
         metafunc.parametrize("device", names, indirect=True)
 
 

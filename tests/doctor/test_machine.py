@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from atlas.build.manifest import Manifest
-from atlas.doctor import machine, self_test
+from atlas.doctor import machine
 from atlas.doctor.report import Result
 from atlas.runtime import core
 from tests.doctor.harness import REPOSITORY, context, cuda_set, problem
@@ -86,37 +86,34 @@ def test_cuda_kernels_without_a_gpu_are_a_problem() -> None:
     assert (found.found, found.remedy) == ("no NVIDIA driver: x", "install it")
 
 
-def test_each_level_agrees_with_numpy() -> None:
+def levels(*states: tuple[str, bool, str, str]) -> SimpleNamespace:
+    """An extension whose levels are (name, compiled, obstacle, failure)."""
+    keys = ("name", "compiled", "obstacle", "failure")
+    return SimpleNamespace(
+        cpu_level_report=lambda: [dict(zip(keys, state, strict=True)) for state in states],
+        cpu_backend=lambda threads: SimpleNamespace(describe=lambda: "cpu, linear at avx2, 1 threads"),
+    )
+
+
+def test_every_level_of_this_machine_is_told() -> None:
+    found = machine.instruction_sets(context())
+    assert [result.status for result in found] == ["ok"]
     for level in core.extension().cpu_levels():
-        assert self_test.run(level) == ""
+        assert f"{level} passes its self-test" in found[0].found
 
 
-def test_a_level_that_computes_something_wrong(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(self_test, "linear_error", lambda level: float("nan"))
-    assert self_test.main("portable") == 1
-    assert "linear is nan times its tolerance away from NumPy" in capsys.readouterr().out
-    monkeypatch.setattr(self_test, "run", lambda level: "linear is 3 times" if level == "portable" else "")
-    found = problem(machine.instruction_sets(context()))
-    assert found.found == "portable fails its self-test: linear is 3 times"
-
-
-def test_a_level_that_ends_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\nkill -ILL $$\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(self_test.sys, "executable", str(program))
-    assert self_test.run("avx512") == "ended by signal 4"
-
-
-def test_an_unknown_level_fails_its_self_test() -> None:
-    assert "cpu level: avx1024 is not usable here" in self_test.run("avx1024")
+def test_a_level_that_fails_its_self_test() -> None:
+    known = levels(("avx512", True, "", "linear gives 0"), ("avx2", True, "", ""), ("amx", True, "needs AMX-TILE", ""))
+    results = machine.instruction_sets(context(extension=(known, "")))
+    assert problem(results).found == "avx512 fails its self-test and is not used: linear gives 0"
+    assert results[1].found == "chosen: linear at avx2 (avx2 passes its self-test; amx needs AMX-TILE)"
 
 
 def test_no_level_is_usable() -> None:
-    found = problem(machine.instruction_sets(context(extension=(SimpleNamespace(cpu_levels=list), ""))))
+    known = levels(("avx512", True, "needs AVX2", ""), ("portable", False, "", ""))
+    found = problem(machine.instruction_sets(context(extension=(known, ""))))
     assert "no level of this install" in found.found and "--no-binary" in found.remedy
+    assert "avx512 needs AVX2; portable has no kernels in this install" in found.found
 
 
 def test_threads_under_a_quota(tmp_path: Path) -> None:

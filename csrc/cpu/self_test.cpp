@@ -1,0 +1,161 @@
+#include "cpu/self_test.h"
+
+#include <cmath>
+#include <csetjmp>
+#include <csignal>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "core/program.h"
+#include "cpu/registry.h"
+
+namespace atlas {
+namespace {
+
+constexpr int64_t kPanel = 16;
+
+// Bits of the bf16 nearest to `value`, which is finite; and back.
+uint16_t to_bf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+float from_bf16(uint16_t half) {
+  const uint32_t bits = uint32_t{half} << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+float stored(float value, float*) { return value; }
+uint16_t stored(float value, uint16_t*) { return to_bf16(value); }
+float read(float value) { return value; }
+float read(uint16_t value) { return from_bf16(value); }
+
+// Memory of a test with an alignment that arena buffers have, too.
+template <class T>
+class Buffer {
+ public:
+  explicit Buffer(size_t count) : memory_(count + 64 / sizeof(T)) {}
+  T* data() {
+    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
+    return memory_.data() + (64 - address % 64) % 64 / sizeof(T);
+  }
+
+ private:
+  std::vector<T> memory_;
+};
+
+// out = x weight^T by one worker. The tail of k, of n and of a row tile are part of it.
+template <class Element>
+std::string test_linear(const CpuKernelEntry& entry, int64_t rows, int64_t n, int64_t k) {
+  std::minstd_rand random(static_cast<unsigned>(rows));
+  std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
+  const int64_t panels = (n + kPanel - 1) / kPanel;
+  Buffer<Element> x(static_cast<size_t>(rows * k));
+  Buffer<Element> weight(static_cast<size_t>(panels * k * kPanel));
+  Buffer<float> out(static_cast<size_t>(rows * n));
+  Element* kind = nullptr;
+  for (int64_t i = 0; i < rows * k; ++i) x.data()[i] = stored(uniform(random), kind);
+  const auto at = [&](int64_t row, int64_t column) -> Element& {
+    return weight.data()[(row / kPanel * k + column) * kPanel + row % kPanel];
+  };
+  for (int64_t row = 0; row < n; ++row) {
+    for (int64_t column = 0; column < k; ++column) at(row, column) = stored(uniform(random), kind);
+  }
+  for (int64_t i = 0; i < rows * n; ++i) out.data()[i] = std::numeric_limits<float>::quiet_NaN();
+
+  // Core ABI 2 has an optional bias before the output.
+  void* plain[] = {x.data(), weight.data(), out.data()};
+  void* without_bias[] = {x.data(), weight.data(), nullptr, out.data()};
+  void** operands = kCoreAbi < 2 ? plain : without_bias;
+  Constant constants[2];
+  constants[0].i = n;
+  constants[1].i = k;
+  CpuLaunch launch = {operands, &rows, constants, 0, 1, nullptr};
+  Buffer<std::byte> scratch(entry.scratch == nullptr ? 0 : entry.scratch(launch));
+  launch.scratch = scratch.data();
+  entry.kernel(launch);
+
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t row = 0; row < n; ++row) {
+      double sum = 0.0, size = 0.0;
+      for (int64_t column = 0; column < k; ++column) {
+        const double product = double{read(x.data()[r * k + column])} * read(at(row, column));
+        sum += product;
+        size += std::fabs(product);
+      }
+      // k roundings of fp32 at most; the comparison is false for NaN.
+      const double actual = out.data()[r * n + row];
+      if (!(std::fabs(actual - sum) <= 6e-8 * static_cast<double>(k) * size)) {
+        return "gives " + std::to_string(actual) + " for " + std::to_string(sum);
+      }
+    }
+  }
+  return "";
+}
+
+template <class Element>
+std::string test_linear(const CpuKernelEntry& entry) {
+  for (const int64_t rows : {1, 19}) {
+    std::string found = test_linear<Element>(entry, rows, 70, 100);
+    if (!found.empty()) return found + ", " + std::to_string(rows) + " rows";
+  }
+  return "";
+}
+
+struct Test {
+  const char* signature;
+  std::string (*run)(const CpuKernelEntry&);
+};
+constexpr Test kTests[] = {
+    {"linear.x_f32.weight_f32.out_f32", test_linear<float>},
+    {"linear.x_bf16.weight_bf16.out_f32", test_linear<uint16_t>},
+};
+
+// Where to go on a signal during a test; null on threads that run none.
+thread_local sigjmp_buf* escape = nullptr;
+
+void on_signal(int signal) {
+  if (escape != nullptr) siglongjmp(*escape, signal);
+  // Another thread's, at the same time: it happens again, and ends the process as it would have.
+  std::signal(signal, SIG_DFL);
+}
+
+// Runs a test with illegal instructions and bad addresses caught.
+std::string guarded(const Test& test, const CpuKernelEntry& entry) {
+  constexpr int kSignals[] = {SIGILL, SIGSEGV, SIGBUS, SIGFPE};
+  struct sigaction before[4], action = {};
+  action.sa_handler = on_signal;
+  for (int i = 0; i < 4; ++i) sigaction(kSignals[i], &action, &before[i]);
+  sigjmp_buf here;
+  // Static: a jump back leaves no local variable behind that it could have changed.
+  static thread_local std::string found;
+  const int signal = sigsetjmp(here, 1);
+  if (signal == 0) {
+    escape = &here;
+    found = test.run(entry);
+  } else {
+    found = "ends with signal " + std::to_string(signal);
+  }
+  escape = nullptr;
+  for (int i = 0; i < 4; ++i) sigaction(kSignals[i], &before[i], nullptr);
+  return found;
+}
+
+}  // namespace
+
+std::string self_test_cpu_level(const std::string& level) {
+  for (const Test& test : kTests) {
+    const CpuKernelEntry* entry = find_cpu_kernel({level}, test.signature);
+    if (entry == nullptr) continue;
+    const std::string found = guarded(test, *entry);
+    if (!found.empty()) return std::string(test.signature) + " " + found;
+  }
+  return "";
+}
+
+}  // namespace atlas
