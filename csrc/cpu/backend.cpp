@@ -265,9 +265,9 @@ std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& leve
         found += l.obstacle.empty() ? "fails its self-test (" + l.failure + ")" : l.obstacle;
       }
     }
-    throw DeviceFault(
-        "cpu level: " + (level.empty() ? "none is usable here" : level + " is not usable here") +
-        " (" + found + "); accepted: " + join(usable_cpu_levels("")));
+    const std::string what = level.empty() ? "none" : level;
+    throw DeviceFault("cpu level: " + what + " is not usable here; accepted: " +
+                      join(usable_cpu_levels("")) + " (" + found + ")");
   }
   return std::make_unique<CpuBackend>(n_threads, std::move(levels));
 }
