@@ -31,8 +31,8 @@ def main(argv: Sequence[str], *, engine_command: Sequence[str] = ENGINE_COMMAND)
 
 def _sampling_defaults(loaded: LoadedConfig) -> Sequence[Origin]:
     """What requests get for fields they leave out; the model decides, so its files have to be here."""
+    from atlas.engine.sampling_defaults import SamplingDefaults
     from atlas.serve.resolve import resolve_here
-    from atlas.serve.sampling import SamplingDefaults
     from atlas.weights import open_checkpoint
 
     try:

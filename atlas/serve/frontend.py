@@ -6,16 +6,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import msgspec
-
+from atlas.engine.sampling_defaults import SamplingDefaults
 from atlas.errors import CheckpointError, RequestError
-from atlas.serve.chat_template import ChatTemplate
 from atlas.serve.errors import ApiError, invalid
 from atlas.serve.offload import Offload
-from atlas.serve.sampling import SamplingDefaults
-from atlas.serve.schemas import ChatMessage, ToolCall
+from atlas.text.chat_template import ChatTemplate
+from atlas.text.messages import ChatMessage, turns
 from atlas.tokenizer import Tokenizer
 from atlas.weights import open_checkpoint
 
@@ -74,9 +72,12 @@ class Frontend:
             raise invalid("messages", "empty", "at least one message", code="empty_array")
 
         def work() -> list[int]:
-            turns = self._turns(messages, template)
             try:
-                text = template.render(turns)
+                conversation = turns(messages, self.tokenizer.guard, knows_developer=template.knows_developer)
+            except RequestError as error:
+                raise invalid(error.where, error.found, error.accepted) from None
+            try:
+                text = template.render(conversation)
             except RequestError as error:
                 raise ApiError(400, "chat_template_error", str(error), "messages") from None
             return _encode(self.tokenizer.encode_rendered, text, max_context, "messages")
@@ -101,34 +102,6 @@ class Frontend:
         finally:
             # A template can be slow on a small input; it stalls every stream once, not each time.
             self._slow = time.perf_counter() - started > SLOW_SECONDS
-
-    def _turns(self, messages: Sequence[ChatMessage], template: ChatTemplate) -> list[dict[str, Any]]:
-        """Messages as templates expect them, the client's own words guarded.
-
-        Guarding is what keeps a special token typed by a user from becoming a control token. Roles and the
-        API's own names are not the client's words, and templates compare them, so they stay as they are.
-        """
-        guard = self.tokenizer.guard
-        turns = []
-        for position, message in enumerate(messages):
-            where = f"messages[{position}]"
-            if message.content is None and message.role not in ("assistant", "tool", "function"):
-                raise invalid(f"{where}.content", "null or absent", "a string or a list of text parts")
-            role = message.role
-            if role == "developer" and not template.knows_developer:
-                role = "system"  # the same thing under its older name
-            # Not None: a template that prints the content would print the word "None".
-            content = message.content or ""
-            if isinstance(content, list):
-                content = "\n".join(part.text for part in content)
-            turn: dict[str, Any] = {"role": role, "content": guard(content)}
-            for name in ("name", "tool_call_id", "reasoning_content"):
-                if (value := getattr(message, name)) is not None:
-                    turn[name] = guard(value)
-            if message.tool_calls:
-                turn["tool_calls"] = [_tool_call(call, guard) for call in message.tool_calls]
-            turns.append(turn)
-        return turns
 
 
 def check_length(tokens: int, max_context: int, where: str, *, at_least: bool = False) -> None:
@@ -155,35 +128,3 @@ def _encode(encode: Callable[[str], list[int]], text: str, max_context: int, whe
         raise invalid(where, error.found, error.accepted) from None
     check_length(len(ids), max_context, where)
     return ids
-
-
-def _tool_call(call: ToolCall, guard: Callable[[str], str]) -> dict[str, Any]:
-    function = {"name": guard(call.function.name), "arguments": _arguments(call.function.arguments, guard)}
-    result: dict[str, Any] = {"type": call.type, "function": function}
-    if call.id is not None:
-        result["id"] = guard(call.id)
-    return result
-
-
-def _arguments(arguments: str | dict[str, Any], guard: Callable[[str], str]) -> Any:
-    """Templates index and print arguments as an object; the API carries them as a JSON string.
-
-    What is no JSON object stays the text that it is: it was written by a model, and nothing better is known.
-    """
-    value: Any = arguments
-    if isinstance(arguments, str):
-        try:
-            value = msgspec.json.decode(arguments) if arguments.strip() else {}
-        except (msgspec.MsgspecError, RecursionError, ValueError):
-            value = None
-    return _guard_all(value if isinstance(value, dict) else arguments, guard)
-
-
-def _guard_all(value: Any, guard: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return guard(value)
-    if isinstance(value, dict):
-        return {guard(key): _guard_all(item, guard) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_guard_all(item, guard) for item in value]
-    return value

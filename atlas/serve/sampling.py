@@ -3,47 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from atlas.config import Origin
 from atlas.engine.messages import SamplingParams
+from atlas.engine.sampling_defaults import MAX_TEMPERATURE, SamplingDefaults
 from atlas.serve.errors import ApiError, invalid
 from atlas.serve.schemas import ChatRequest, CompletionRequest
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
-MAX_TEMPERATURE = 100.0
-
-
-class SamplingDefaults(msgspec.Struct, frozen=True):
-    """What a request gets for a field that it leaves out."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    origins: tuple[Origin, ...] = ()
-
-    @classmethod
-    def of_model(cls, generation_config: Mapping[str, Any]) -> SamplingDefaults:
-        """The model's own values where it has them, the OpenAI API's (1, 1, all tokens) elsewhere."""
-        values: dict[str, Any] = {}
-        origins = []
-        for name, builtin, limit in (
-            ("temperature", 1.0, MAX_TEMPERATURE),
-            ("top_p", 1.0, 1.0),
-            ("top_k", 0, 2**31),
-        ):
-            value, origin = generation_config.get(name), "built-in (OpenAI's)"
-            values[name] = builtin
-            if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= limit:
-                values[name], origin = type(builtin)(value), "model default (generation_config.json)"
-            elif value is not None:
-                origin += f"; generation_config.json has {value!r}, which is out of range"
-            origins.append(Origin(name, values[name], origin))
-        return cls(**values, origins=tuple(origins))
 
 
 class SamplingRequest(msgspec.Struct, frozen=True):

@@ -8,47 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from atlas.serve.errors import ApiError, invalid, unsupported
-
-FinishReason = Literal["stop", "length"]
+from atlas.text.assembler import FinishReason
+from atlas.text.messages import ChatMessage
 
 # ---- requests ------------------------------------------------------------------------------------
-
-
-class TextPart(msgspec.Struct, tag_field="type", tag="text"):
-    """One text part of a message's content."""
-
-    text: str
-
-
-class FunctionCall(msgspec.Struct):
-    """The call inside a tool call; `arguments` is a JSON string in the API, an object is taken too."""
-
-    name: str
-    arguments: str | dict[str, Any] = ""
-
-
-class ToolCall(msgspec.Struct):
-    """A tool call that an assistant turn of the history made."""
-
-    function: FunctionCall
-    id: str | None = None
-    type: Literal["function"] = "function"
-
-
-class ChatMessage(msgspec.Struct):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
 
 
 class StreamOptions(msgspec.Struct):

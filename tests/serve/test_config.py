@@ -10,8 +10,8 @@ import pytest
 from serve_harness import environment
 
 from atlas.config import EngineConfig, ServeConfig, describe, load, parse_bytes
+from atlas.engine.sampling_defaults import SamplingDefaults
 from atlas.errors import ConfigError
-from atlas.serve.sampling import SamplingDefaults
 from atlas.weights.catalogue import DEFAULT_MODEL
 
 

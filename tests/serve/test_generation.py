@@ -10,7 +10,8 @@ from atlas.config import EngineConfig
 from atlas.engine.client import EngineClient
 from atlas.engine.messages import SamplingParams
 from atlas.serve.errors import ApiError
-from atlas.serve.generation import Job, TextStream, collect
+from atlas.serve.generation import Job, collect
+from atlas.text.assembler import TextStream
 
 
 class NoTokenizer:

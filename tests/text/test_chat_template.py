@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atlas.errors import CheckpointError, RequestError
-from atlas.serve.chat_template import ChatTemplate
+from atlas.text.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "yo"}, {"role": "assistant", "content": "é<"}]
 

@@ -13,7 +13,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from atlas.errors import CheckpointError, RequestError
-from atlas.serve.sandbox import Sandbox
+from atlas.text.sandbox import Sandbox
 
 RENDER_SECONDS = 5.0
 MAX_SOURCE = 1 << 20

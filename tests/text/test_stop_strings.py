@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serve_harness import EOT, SPECIAL, ids_of, make_checkpoint
 
 from atlas.engine.messages import SequenceOutput
-from atlas.serve.generation import Assembler
-from atlas.serve.stop_strings import StopMatcher
+from atlas.text.assembler import Assembler
+from atlas.text.stop_strings import StopMatcher
 from atlas.tokenizer import Tokenizer
 from atlas.weights import open_checkpoint
+from tests.serve.serve_harness import EOT, SPECIAL, ids_of, make_checkpoint
 
 
 def reference(text: str, stops: list[str]) -> tuple[str, str | None]:

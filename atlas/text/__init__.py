@@ -1,0 +1,1 @@
+"""Text around tokens, for the server and for offline use: conversations, chat templates, stop strings."""

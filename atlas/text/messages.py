@@ -1,0 +1,107 @@
+"""Conversations: the messages that the OpenAI API defines, and the turns that chat templates expect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from atlas.errors import RequestError
+
+
+class TextPart(msgspec.Struct, tag_field="type", tag="text"):
+    """One text part of a message's content."""
+
+    text: str
+
+
+class FunctionCall(msgspec.Struct):
+    """The call inside a tool call; `arguments` is a JSON string in the API, an object is taken too."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(msgspec.Struct):
+    """A tool call that an assistant turn of the history made."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(msgspec.Struct):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+def turns(
+    messages: Sequence[ChatMessage], guard: Callable[[str], str], *, knows_developer: bool
+) -> list[dict[str, Any]]:
+    """Messages as templates expect them, the client's own words guarded.
+
+    Guarding (Tokenizer.guard) is what keeps a special token typed by a user from becoming a control token.
+    Roles and the API's own names are not the client's words, and templates compare them, so they stay as they are.
+
+    Raises:
+        RequestError: a message without content whose role needs one.
+    """
+    result = []
+    for position, message in enumerate(messages):
+        where = f"messages[{position}]"
+        if message.content is None and message.role not in ("assistant", "tool", "function"):
+            raise RequestError(f"{where}.content", "null or absent", "a string or a list of text parts")
+        role = message.role
+        if role == "developer" and not knows_developer:
+            role = "system"  # the same thing under its older name
+        # Not None: a template that prints the content would print the word "None".
+        content = message.content or ""
+        if isinstance(content, list):
+            content = "\n".join(part.text for part in content)
+        turn: dict[str, Any] = {"role": role, "content": guard(content)}
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(message, name)) is not None:
+                turn[name] = guard(value)
+        if message.tool_calls:
+            turn["tool_calls"] = [_tool_call(call, guard) for call in message.tool_calls]
+        result.append(turn)
+    return result
+
+
+def _tool_call(call: ToolCall, guard: Callable[[str], str]) -> dict[str, Any]:
+    function = {"name": guard(call.function.name), "arguments": _arguments(call.function.arguments, guard)}
+    result: dict[str, Any] = {"type": call.type, "function": function}
+    if call.id is not None:
+        result["id"] = guard(call.id)
+    return result
+
+
+def _arguments(arguments: str | dict[str, Any], guard: Callable[[str], str]) -> Any:
+    """Templates index and print arguments as an object; the API carries them as a JSON string.
+
+    What is no JSON object stays the text that it is: it was written by a model, and nothing better is known.
+    """
+    value: Any = arguments
+    if isinstance(arguments, str):
+        try:
+            value = msgspec.json.decode(arguments) if arguments.strip() else {}
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            value = None
+    return _guard_all(value if isinstance(value, dict) else arguments, guard)
+
+
+def _guard_all(value: Any, guard: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return guard(value)
+    if isinstance(value, dict):
+        return {guard(key): _guard_all(item, guard) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_guard_all(item, guard) for item in value]
+    return value
