@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from atlas.errors import BuildError, CheckpointError
-from atlas.targets.formats import FORMATS, GROUP
+from atlas.targets.formats import GROUP
 from atlas.weights.quantized import Array, QuantizedArray
 
 SCALE_DTYPES: dict[str, np.dtype[Any]] = {
@@ -249,4 +249,3 @@ def _round(x: Array, low: int, high: int) -> Array:
     """To the nearest integer in low..high, half to even, in place."""
     np.rint(x, out=x)
     return np.clip(x, low, high, out=x)
-
