@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from atlas.errors import CheckpointError
+from atlas.weights.quantized import QuantizedArray, Scheme, to_rows
 
 ACCEPTED = "a directory with config.json and *.safetensors, a .gguf file, or a directory with one GGUF model"
 
@@ -25,18 +26,21 @@ MAX_JSON_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One stored tensor, known from the header alone.
+    """One tensor, known before its values are read.
 
     name: Hugging Face name, for example ``model.layers.0.self_attn.q_proj.weight``.
-    shape: as Hugging Face stores it, ``[out, in]`` for a projection.
-    dtype: ``F32``, ``F16``, ``BF16``, ... as safetensors spells it, or a GGUF type such as ``Q4_1``.
-    file: name of the file that holds it.
+    shape: as Hugging Face has it unquantised, ``[out, in]`` for a projection.
+    dtype: ``F32``, ``F16``, ``BF16``, ... as safetensors spells it, or a GGUF type such as ``Q4_1``;
+        of the stored codes where the tensor is quantised.
+    file: name of the file that holds it (its codes).
+    scheme: how it is quantised; None for plain values and for GGUF types that are only dequantised.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     file: str
+    scheme: Scheme | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ class Checkpoint(ABC):
     path: what was opened.
     config: always in the spelling of Hugging Face's config.json, also for GGUF.
     generation_config: contents of generation_config.json; for GGUF made from its metadata; may be {}.
-    tensors: by Hugging Face name, also for GGUF.
+    tensors: by Hugging Face name, also for GGUF. A quantised weight stands under the name it has
+        unquantised, whatever the stored pieces are called; the pieces (scales, zero points, ...) do not appear.
     """
 
     path: Path
@@ -70,15 +75,35 @@ class Checkpoint(ABC):
     tensors: dict[str, TensorInfo]
 
     @abstractmethod
-    def read(self, name: str) -> npt.NDArray[Any]:
-        """One tensor, C-contiguous, of shape ``tensors[name].shape``; possibly a read-only view of the file.
+    def read(self, name: str, rows: slice | None = None) -> npt.NDArray[Any]:
+        """A tensor, or those of its rows: C-contiguous; possibly a read-only view of the file.
 
-        Float tensors keep their stored dtype (float32, float16, `ml_dtypes.bfloat16`); GGUF's
-        quantised types come as float32, exactly dequantised.
+        Float tensors keep their stored dtype (float32, float16, `ml_dtypes.bfloat16`); quantised
+        ones come as float32, exactly dequantised. Only the bytes of the rows are touched.
+
+        rows: along the first axis, step 1; None for all. Cheapest in multiples of 16.
 
         Raises:
-            CheckpointError: the checkpoint has no such tensor, or its type cannot be read.
+            CheckpointError: the checkpoint has no such tensor, its type cannot be read, or its values
+                contradict its scheme.
         """
+
+    @abstractmethod
+    def read_quantized(self, name: str, rows: slice | None = None) -> QuantizedArray:
+        """Codes and scales of a tensor that has a scheme, or of those of its rows.
+
+        Raises:
+            CheckpointError: as `read`, and for a tensor without a scheme.
+        """
+
+    def read_format(self, name: str, format: str, rows: slice | None = None) -> npt.NDArray[Any]:
+        """A quantised tensor in a block format, row-major: uint8 [rows, row_bytes] (atlas/targets/formats.py).
+
+        Raises:
+            CheckpointError: as `read_quantized`.
+            BuildError: the format does not hold the tensor exactly.
+        """
+        return to_rows(self.read_quantized(name, rows), format)
 
     @abstractmethod
     def digest(self) -> str:
@@ -106,6 +131,17 @@ class Checkpoint(ABC):
                 f"tensor {name} is missing",
                 fix="download the model again, or check that it is complete",
             ) from None
+
+    def span(self, name: str, rows: slice | None) -> tuple[int, int]:
+        """First row and end of `rows` of a tensor; all of them for None. Raises CheckpointError beyond it."""
+        shape = self.info(name).shape
+        count = shape[0] if shape else 0
+        if rows is None:
+            return 0, count
+        begin, end, step = rows.start or 0, count if rows.stop is None else rows.stop, rows.step or 1
+        if step != 1 or not 0 <= begin <= end <= count:
+            raise CheckpointError(str(self.path), f"rows {begin}:{end} of tensor {name}", f"rows within 0:{count}")
+        return begin, end
 
     def __enter__(self) -> Self:
         return self

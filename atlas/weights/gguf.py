@@ -1,4 +1,4 @@
-"""GGUF checkpoints: an import format. Tensors come dequantised, names and configuration in HF spelling."""
+"""GGUF checkpoints: an import format. Names and configuration in HF spelling; blocks kept or dequantised."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from atlas.cache import keep, private_folder
 from atlas.errors import CheckpointError
+from atlas.weights import gguf_blocks
 from atlas.weights.checkpoint import Checkpoint, TensorInfo, TokenizerFiles
 from atlas.weights.gguf_config import (
     ROPE_FACTORS,
@@ -26,6 +27,7 @@ from atlas.weights.gguf_config import (
     unpermute_rows,
 )
 from atlas.weights.gguf_header import GgufHeader, GgufTensor, read_header, split_parts
+from atlas.weights.quantized import QuantizedArray
 from atlas.weights.safetensors import SAMPLE_BYTES, sample_offsets
 
 log = logging.getLogger(__name__)
@@ -94,14 +96,24 @@ class GgufCheckpoint(Checkpoint):
                 raise CheckpointError(file, f"tensor {name} is not known for this architecture", "Llama's tensors")
             self._names[hugging_face] = name
             self.tensors[hugging_face] = TensorInfo(
-                hugging_face, tensor.shape, tensor.type, self._parts[tensor.part].name
+                hugging_face,
+                tensor.shape,
+                tensor.type,
+                self._parts[tensor.part].name,
+                gguf_blocks.SCHEMES.get(tensor.type) if len(tensor.shape) == 2 else None,
             )
         embedding = index.tensors.get("token_embd.weight")
         rows = embedding.shape[0] if embedding else index.array_lengths.get("tokenizer.ggml.tokens")
         self.config = config_from_metadata(index.metadata, index.tensors.keys(), rows, file)
         if ROPE_FACTORS in index.tensors:
-            self.config["rope_scaling"] = llama3_scaling(self._load(ROPE_FACTORS), self.config, file)
+            self.config["rope_scaling"] = llama3_scaling(self._rope_factors(), self.config, file)
         self.generation_config = generation_config_from_metadata(index.metadata)
+
+    def _rope_factors(self) -> npt.NDArray[np.float32]:
+        tensor = self._index.tensors[ROPE_FACTORS]
+        if tensor.type != "F32":
+            raise CheckpointError(str(self.path), f"tensor {ROPE_FACTORS} has type {tensor.type}", "F32")
+        return self._bytes(tensor).view(np.float32)
 
     # ---- the index and its cache ---------------------------------------------------------------
 
@@ -180,41 +192,66 @@ class GgufCheckpoint(Checkpoint):
 
     # ---- tensors -------------------------------------------------------------------------------
 
-    def read(self, name: str) -> npt.NDArray[Any]:
-        self.info(name)
-        array = self._load(self._names[name])
-        projection = name.rsplit(".", 2)[-2]
-        if projection not in ("q_proj", "k_proj"):
-            return array
-        field = "num_attention_heads" if projection == "q_proj" else "num_key_value_heads"
-        if array.shape[0] % (2 * self.config[field]):
+    def read(self, name: str, rows: slice | None = None) -> npt.NDArray[Any]:
+        raw, tensor = self._rows(name, rows)
+        if tensor.type in _FLOATS:
+            return raw.view(_FLOATS[tensor.type]).reshape(len(raw), *tensor.shape[1:])
+        return self._dequantize(name, raw, tensor).reshape(len(raw), *tensor.shape[1:])
+
+    def read_quantized(self, name: str, rows: slice | None = None) -> QuantizedArray:
+        self._need_scheme(name)
+        raw, tensor = self._rows(name, rows)
+        return gguf_blocks.unpack(tensor.type, raw)
+
+    def read_format(self, name: str, format: str, rows: slice | None = None) -> npt.NDArray[Any]:
+        self._need_scheme(name)
+        raw, tensor = self._rows(name, rows)
+        return gguf_blocks.rows(tensor.type, raw, format)
+
+    def _need_scheme(self, name: str) -> None:
+        info = self.info(name)
+        if info.scheme is None:
+            raise CheckpointError(
+                info.file, f"tensor {name} has type {info.dtype}", f"one of {', '.join(gguf_blocks.SCHEMES)}"
+            )
+
+    def _rows(self, name: str, rows: slice | None) -> tuple[npt.NDArray[np.uint8], GgufTensor]:
+        """Stored bytes of rows in Hugging Face's order, uint8 [rows, bytes per row]; a view where it is the file's."""
+        begin, end = self.span(name, rows)
+        tensor = self._index.tensors[self._names[name]]
+        data = self._bytes(tensor).reshape(tensor.shape[0], -1)
+        module = name.rsplit(".", 2)[-2]
+        if module not in ("q_proj", "k_proj"):
+            return data[begin:end], tensor
+        field = "num_attention_heads" if module == "q_proj" else "num_key_value_heads"
+        if tensor.shape[0] % (2 * self.config[field]):
             raise CheckpointError(
                 str(self.path),
-                f"tensor {name} has {array.shape[0]} rows",
+                f"tensor {name} has {tensor.shape[0]} rows",
                 f"a multiple of 2 * {field} ({self.config[field]})",
             )
-        return unpermute_rows(array, self.config[field])
+        return data[unpermute_rows(np.arange(tensor.shape[0]), self.config[field])[begin:end]], tensor
 
-    def _load(self, name: str) -> npt.NDArray[Any]:
-        """A tensor by its GGUF name, rows in GGUF's order."""
-        tensor = self._index.tensors[name]
+    def _bytes(self, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
         if tensor.part not in self._maps:
             self._maps[tensor.part] = np.memmap(self._parts[tensor.part], np.uint8, mode="r")
-        data = self._maps[tensor.part][tensor.offset : tensor.offset + tensor.nbytes]
-        if tensor.type in _FLOATS:
-            return np.asarray(data).view(_FLOATS[tensor.type]).reshape(tensor.shape)
+        return np.asarray(self._maps[tensor.part][tensor.offset : tensor.offset + tensor.nbytes])
+
+    def _dequantize(self, name: str, raw: npt.NDArray[np.uint8], tensor: GgufTensor) -> npt.NDArray[np.float32]:
+        """Blocks as float32, by the `gguf` package: it knows every type, where `gguf_blocks` knows some."""
+        if not len(raw):
+            return np.empty(0, np.float32)
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        rows = np.asarray(data).reshape(*tensor.shape[:-1], -1)
         try:
-            values = dequantize(rows, GGMLQuantizationType[tensor.type])
+            values = dequantize(raw, GGMLQuantizationType[tensor.type])
         except NotImplementedError:
             raise CheckpointError(
                 str(self._parts[tensor.part]),
                 f"tensor {name} has type {tensor.type}, which cannot be dequantised",
             ) from None
-        return np.ascontiguousarray(values, dtype=np.float32).reshape(tensor.shape)
+        return np.ascontiguousarray(values, dtype=np.float32)
 
     def digest(self) -> str:
         return self._digest

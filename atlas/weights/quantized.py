@@ -24,6 +24,48 @@ _E2M1_VALUES = np.concatenate([E2M1, -E2M1])
 _NUMPY: dict[str, np.dtype[Any]] = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
 
 
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """How a stored matrix is quantised: what is known of it before its values are read.
+
+    code: of the elements, as in `QuantizedArray`.
+    group: rows and columns that share a scale; 0 stands for all: (1, 0) per row, (0, 0) per tensor.
+    scale: dtype of the stored scales: "f16", "bf16", "f32", "e4m3", "e8m0".
+    zero: every group has a zero point of its own.
+    bias: what is taken from every code where it has not (8 for symmetric 4-bit codes).
+    minimum: every group has a minimum: value = code * scale + minimum.
+    act_order: columns of a group do not lie together (GPTQ).
+    global_scale: one more scale for the whole tensor (NVFP4).
+    """
+
+    code: Code
+    group: tuple[int, int]
+    scale: str
+    zero: bool = False
+    bias: int = 0
+    minimum: bool = False
+    act_order: bool = False
+    global_scale: bool = False
+
+    def block_format(self) -> str | None:
+        """The smallest block format sure to hold such a tensor exactly; None where only dequantising keeps it.
+
+        A zero point or bias under a float32 scale becomes a minimum, which rounds a value once more (2^-24).
+        """
+        if self.act_order or self.global_scale or self.scale not in ("f16", "bf16", "f32") or self.group[1] % GROUP:
+            return None
+        f16 = self.scale == "f16"
+        if self.code == "i8":
+            return None if self.zero or self.bias or self.minimum else "i8g32" if f16 else "i8g32f"
+        if self.code != "u4":
+            return None
+        if not f16:
+            return "i4g32f"
+        if self.minimum:
+            return "i4g32m"
+        return "i4g32" if self.bias == FORMATS["i4g32"].bias and not self.zero else "i4g32z"
+
+
 @dataclasses.dataclass
 class QuantizedArray:
     """A matrix [n, k] of codes with scales; every field exactly as the checkpoint has it.
@@ -128,7 +170,7 @@ class QuantizedArray:
             zeros = np.zeros(scales.shape, np.int16) if zeros is None else zeros
         else:
             shift = np.int16(format.bias) - (0 if zeros is None else zeros.astype(np.int16))
-            codes = (codes.reshape(n, groups, GROUP) + np.broadcast_to(shift, scales.shape)[:, :, None]).reshape(n, -1)
+            codes += np.repeat(np.broadcast_to(shift, scales.shape), GROUP, axis=1)
             zeros = None
         codes[:, k:] = format.bias if not format.zero and not format.minimum else 0
         low, high = (-128, 127) if format.signed else (0, 15)
@@ -157,18 +199,17 @@ def _hold(name: str, what: str, holds: bool) -> None:
 def to_rows(array: QuantizedArray, name: str) -> Array:
     """The row-major stored form of `array.to_format(name)`: uint8 [n, row_bytes]."""
     format, blocks = FORMATS[name], array.to_format(name)
-    n = len(blocks.codes)
     codes = blocks.codes[:, 0::2] | blocks.codes[:, 1::2] << 4 if format.bits == 4 else blocks.codes.view(np.uint8)
-    parts = [codes, _bytes(blocks.scales, format.scale, n)]
+    parts = [codes, _bytes(blocks.scales, format.scale)]
     if blocks.zeros is not None:
         parts.append(blocks.zeros.astype(np.uint8))
     if blocks.minimums is not None:
-        parts.append(_bytes(blocks.minimums, format.minimum, n))
+        parts.append(_bytes(blocks.minimums, format.minimum))
     return np.concatenate(parts, axis=1)
 
 
-def _bytes(values: Array, dtype: str, n: int) -> Array:
-    return np.ascontiguousarray(values, _NUMPY[dtype]).view(np.uint8).reshape(n, -1)
+def _bytes(values: Array, dtype: str) -> Array:
+    return np.ascontiguousarray(values, _NUMPY[dtype]).view(np.uint8)
 
 
 class BlockArray:
@@ -197,7 +238,7 @@ class BlockArray:
         code_bytes = groups * GROUP * format.bits // 8
         codes = self.raw[:, :code_bytes]
         if format.bits == 4:
-            codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(self.raw), -1)
+            codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(self.raw), 2 * code_bytes)
         else:
             codes = codes.view(np.int8)
         position = code_bytes

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from atlas.errors import CheckpointError
 from atlas.weights.checkpoint import Checkpoint, TensorInfo, TokenizerFiles, read_json_object
+from atlas.weights.quantized import QuantizedArray
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -97,7 +98,17 @@ class SafetensorsCheckpoint(Checkpoint):
         self._shards[file] = shard = _Shard(path)
         return list(shard.entries)
 
-    def read(self, name: str) -> npt.NDArray[Any]:
+    def read(self, name: str, rows: slice | None = None) -> npt.NDArray[Any]:
+        begin, end = self.span(name, rows)
+        array = self._stored(name)
+        return array if rows is None else array[begin:end]
+
+    def read_quantized(self, name: str, rows: slice | None = None) -> QuantizedArray:
+        info = self.info(name)
+        raise CheckpointError(info.file, f"tensor {name} has type {info.dtype}", "a quantised tensor")
+
+    def _stored(self, name: str) -> npt.NDArray[Any]:
+        """A stored tensor by the name in its file: a view of the file."""
         info = self.info(name)
         shard = self._shards.get(info.file)
         if shard is None:
