@@ -4,6 +4,7 @@
 
 #include "core/backend.h"
 #include "core/embedded.h"
+#include "cpu/probe.h"
 #include "cuda/driver.h"
 
 namespace py = pybind11;
@@ -137,6 +138,7 @@ PYBIND11_MODULE(_core, m) {
              self.begin_step(offset, view.info.ptr, bytes);
            })
       .def("run", &Backend::run, py::call_guard<py::gil_scoped_release>())
+      .def("run_timed", &Backend::run_timed, py::call_guard<py::gil_scoped_release>())
       .def("synchronize", &Backend::synchronize, py::call_guard<py::gil_scoped_release>());
 
   m.def("cpu_backend", &make_cpu_backend, py::arg("n_threads"), py::arg("level") = "");
@@ -157,6 +159,19 @@ PYBIND11_MODULE(_core, m) {
       entry["failure"] = level.failure;
       result.append(entry);
     }
+    return result;
+  });
+  m.def("cpu_rates", [](int threads) {
+    CpuRates rates;
+    {
+      py::gil_scoped_release release;
+      rates = measure_cpu_rates(threads);
+    }
+    py::dict result;
+    result["read"] = rates.read_bytes;
+    result["f32"] = rates.f32;
+    result["bf16"] = rates.bf16;
+    result["int8"] = rates.int8;
     return result;
   });
   m.def("cpu_kernels", &cpu_kernels, py::arg("level") = "");

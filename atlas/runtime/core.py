@@ -128,6 +128,11 @@ class CoreBackend(Backend):
     def run(self, handle: int, begin: int, end: int) -> None:
         self._core.run(handle, begin, end)
 
+    def run_timed(self, handle: int, begin: int, end: int) -> list[float]:
+        """run(), and the seconds that each launch took. Raises DeviceError on a backend that cannot tell."""
+        seconds: list[float] = self._core.run_timed(handle, begin, end)
+        return seconds
+
     def synchronize(self) -> None:
         self._core.synchronize()
 

@@ -188,6 +188,16 @@ class Runner:
         """Run one launch of "forward" or "sample" on the current step: for debugging."""
         self.backend.run(self._forward if program == "forward" else self._sample, index, index + 1)
 
+    def run_timed(self) -> list[float]:
+        """Run forward and sample on the current step. Returns the seconds of each launch: for debugging, `cpu` only."""
+        assert isinstance(self.backend, core.CoreBackend)
+        self.backend.begin_step(self.plan.offsets["step.header"], self.step_memory, self.block.used_bytes())
+        return [
+            seconds
+            for handle, program in ((self._forward, self.forward_program), (self._sample, self.sample_program))
+            for seconds in self.backend.run_timed(handle, 0, len(program.launches))
+        ]
+
     def write(self, name: str, values: Array) -> None:
         """Overwrite a buffer, given in logical layout: for debugging."""
         packed = LAYOUTS[self.layouts.get(name, "row_major")].pack(values)

@@ -58,6 +58,10 @@ class Backend {
   virtual void run(int program, size_t begin, size_t end) = 0;
 
   virtual void synchronize() = 0;
+  // run(), and the seconds that each launch took where the backend can tell.
+  virtual std::vector<double> run_timed(int, size_t, size_t) {
+    throw DeviceFault("this backend does not time single launches; accepted: cpu");
+  }
 
  protected:
   // Reads the header of a step block. Throws DeviceFault on another version.

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -18,6 +19,7 @@ namespace atlas {
 namespace {
 
 constexpr size_t kHeaderWords = 16;
+using Clock = std::chrono::steady_clock;
 
 // Zeroed anonymous memory: a page costs nothing until it is touched.
 class Memory {
@@ -124,7 +126,24 @@ class CpuBackend final : public Backend {
     write(offset, block, bytes);
   }
 
-  void run(int program, size_t begin, size_t end) override {
+  void run(int program, size_t begin, size_t end) override { replay(program, begin, end, nullptr); }
+
+  std::vector<double> run_timed(int program, size_t begin, size_t end) override {
+    std::vector<Clock::time_point> times(end - std::min(begin, end) + 1);
+    times[0] = Clock::now();
+    replay(program, begin, end, times.data() + 1);
+    std::vector<double> seconds;
+    for (size_t i = 1; i < times.size(); ++i) {
+      seconds.push_back(std::chrono::duration<double>(times[i] - times[i - 1]).count());
+    }
+    return seconds;
+  }
+
+  void synchronize() override {}  // run() returns when the work is done
+
+ private:
+  // Runs launches [begin, end). `times`, if not null, gets the moment at which each was done.
+  void replay(int program, size_t begin, size_t end, Clock::time_point* times) {
     if (program < 0 || static_cast<size_t>(program) >= programs_.size()) {
       throw DeviceFault("cpu: no program has handle " + std::to_string(program));
     }
@@ -136,19 +155,17 @@ class CpuBackend final : public Backend {
     if (header_[0] != kStepVersion) throw DeviceFault("cpu: run() before begin_step()");
     if (begin == end) return;
     for (size_t i = 0; i < p.dims.size(); ++i) p.dims[i] = header_[p.dim_words[i]];
-    Replay replay = {this, &p, begin, end};
+    Replay replay = {this, &p, begin, end, times};
     pool_.run([](void* context, int worker) { static_cast<Replay*>(context)->run(worker); },
               &replay);
   }
 
-  void synchronize() override {}  // run() returns when the work is done
-
- private:
   // What the workers need to walk through launches [begin, end).
   struct Replay {
     CpuBackend* backend;
     const CpuProgram* program;
     size_t begin, end;
+    Clock::time_point* times;
 
     void run(int worker) {
       CpuLaunch launch;
@@ -161,7 +178,10 @@ class CpuBackend final : public Backend {
         launch.dims = program->dims.data() + resolved.dims;
         launch.constants = program->constants.data() + resolved.constants;
         resolved.kernel(launch);
-        if (i + 1 < end) backend->pool_.barrier();  // the pool waits for the last one
+        if (i + 1 < end || times != nullptr) {  // the pool itself waits for the last one
+          backend->pool_.barrier();
+        }
+        if (times != nullptr && worker == 0) times[i - begin] = Clock::now();
       }
     }
   };
