@@ -132,6 +132,36 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
 
+OFFLINE_FIELDS = (
+    "quant",
+    "kv_dtype",
+    "backend",
+    "kernel_pack",
+    "threads",
+    "max_context",
+    "max_seqs",
+    "max_rows",
+    "kv_memory",
+    "offline",
+)
+"""Settings that mean something without a server."""
+
+
+def offline_config(model: str | Path, options: Mapping[str, Any]) -> ServeConfig:
+    """The settings of a model that is used without a server. Raises ConfigError naming the option."""
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in OFFLINE_FIELDS:
+            raise ConfigError(name, "unknown option", fix=_nearest(name, OFFLINE_FIELDS))
+        if name == "kernel_pack" and isinstance(value, str | Path):
+            value = (value,)
+        if name == "kernel_pack" and isinstance(value, list | tuple):
+            value = tuple(str(path) if isinstance(path, Path) else path for path in value)
+        if value is not None or name not in ("backend", "max_seqs", "max_rows", "kernel_pack", "offline"):
+            values[name] = value if value is None else _convert(name, name, value, strict=True)
+    return ServeConfig(model=_convert("model", "model", str(model), strict=True), **values)
+
+
 class Origin(msgspec.Struct, frozen=True):
     """One setting as it stands and where it came from."""
 

@@ -114,18 +114,7 @@ def load(config: EngineConfig, channel: Channel) -> Engine:
 
     with open_checkpoint(Path(config.model)) as checkpoint:
         opened = time.perf_counter() - started
-        options = RunnerOptions(
-            backend=config.backend,
-            quant=config.quant,
-            kv_dtype=config.kv_dtype,
-            threads=config.threads,
-            max_context=config.max_context,
-            max_seqs=config.max_seqs,
-            max_rows=config.max_rows,
-            kv_memory_bytes=config.kv_memory_bytes,
-            kernel_packs=config.kernel_packs,
-        )
-        runner = Runner.load(checkpoint, options, lambda stage: channel.send(messages.Loading(stage)))
+        runner = Runner.load(checkpoint, RunnerOptions.of(config), lambda stage: channel.send(messages.Loading(stage)))
     channel.send(
         messages.Ready(
             backend=runner.backend.describe(),

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from atlas.config import Origin
-
-MAX_TEMPERATURE = 100.0
+from atlas.engine.sampling import MAX_TEMPERATURE
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):

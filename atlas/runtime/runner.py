@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from atlas.build.manifest import KernelEntry
+from atlas.config import EngineConfig
 from atlas.errors import AtlasError, ConfigError, DeviceError
 from atlas.models import ModelConfig, family_of
 from atlas.models.decoder import kv_bytes_per_block
@@ -59,6 +60,21 @@ class RunnerOptions:
     max_logits: int | None = None
     kv_memory_bytes: int | None = None
     kernel_packs: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> RunnerOptions:
+        """The runner's part of the engine's settings."""
+        return cls(
+            backend=config.backend,
+            quant=config.quant,
+            kv_dtype=config.kv_dtype,
+            threads=config.threads,
+            max_context=config.max_context,
+            max_seqs=config.max_seqs,
+            max_rows=config.max_rows,
+            kv_memory_bytes=config.kv_memory_bytes,
+            kernel_packs=config.kernel_packs,
+        )
 
 
 class Runner:
@@ -183,6 +199,12 @@ class Runner:
         count = self.block.symbols()["n_logits"]
         self.backend.read(self.plan.offsets["token"], self._tokens[:count])
         return self._tokens[:count]
+
+    def logits(self) -> Array:
+        """A copy of the step's logits, float32 [n_logits, vocab]. Between forward and sample, which may change them."""
+        rows = np.empty((self.block.symbols()["n_logits"], self.config.shape.vocab_size), np.float32)
+        self.backend.read(self.plan.offsets["logits"], rows)
+        return rows
 
     def run_launch(self, program: str, index: int) -> None:
         """Run one launch of "forward" or "sample" on the current step: for debugging."""

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from atlas.engine.messages import SamplingParams
-from atlas.engine.sampling_defaults import MAX_TEMPERATURE, SamplingDefaults
+from atlas.engine.sampling import MAX_TEMPERATURE
+from atlas.engine.sampling_defaults import SamplingDefaults
 from atlas.serve.errors import ApiError, invalid
 from atlas.serve.schemas import ChatRequest, CompletionRequest
 

@@ -66,18 +66,24 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text. Raises RequestError with the template's own words if it refuses."""
+        """The prompt text. Raises RequestError with the template's own words if it refuses.
+
+        tools: function definitions, as the OpenAI API has them.
+        variables: more names for the template (`enable_thinking`, ...), plain JSON data.
+        """
+        names = {
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         chunks = []
         try:
             with self._sandbox.limits(self._seconds) as budget:
-                for chunk in self._template.generate(
-                    **self._special_tokens,
-                    messages=messages,
-                    tools=None,
-                    documents=None,
-                    add_generation_prompt=add_generation_prompt,
-                ):
+                for chunk in self._template.generate({**self._special_tokens, **(variables or {}), **names}):
                     budget.output(len(chunk))
                     chunks.append(chunk)
         except _TemplateRaisedError as error:

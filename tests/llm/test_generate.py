@@ -1,0 +1,275 @@
+"""LLM.generate and LLM.chat: results, streams, stops, errors, and what is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atlas.engine.engine import Engine
+from atlas.engine.messages import SamplingParams as EngineParams
+from atlas.errors import AtlasError, RequestError
+from atlas.llm import LLM, RequestOutput, SamplingParams
+from atlas.runtime.runner import Runner, RunnerOptions
+from atlas.weights import open_checkpoint
+from tests.llm.conftest import make_model
+from tests.serve.serve_harness import eventually
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+HOT = SamplingParams(temperature=1.0, max_tokens=40, seed=7, ignore_eos=True)
+
+
+def idle(llm: LLM) -> bool:
+    stats = llm.stats()
+    return (stats.running, stats.waiting, stats.free_blocks) == (0, 0, stats.total_blocks)
+
+
+def joined(llm: LLM, prompts: Any, params: Any) -> dict[tuple[int, int], tuple[str, list[int], str | None]]:
+    """What a stream amounts to."""
+    result: dict[tuple[int, int], tuple[str, list[int], str | None]] = {}
+    for delta in llm.generate(prompts, params, stream=True):
+        text, ids, reason = result.get((delta.prompt_index, delta.index), ("", [], None))
+        assert reason is None, "something came after the finish reason"
+        result[delta.prompt_index, delta.index] = (text + delta.text, ids + delta.token_ids, delta.finish_reason)
+    return result
+
+
+def whole(results: list[RequestOutput]) -> dict[tuple[int, int], tuple[str, list[int], str | None]]:
+    return {
+        (place, output.index): (output.text, output.token_ids, output.finish_reason)
+        for place, result in enumerate(results)
+        for output in result.outputs
+    }
+
+
+def test_tokens_are_those_of_the_engine(llm: LLM, model: Path) -> None:
+    """The same requests, stepped by hand on the NumPy backend."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(7, 263, n).tolist() for n in (1, 5, 40, 17, 90, 3, 33, 64, 16, 15)]
+    with open_checkpoint(model) as checkpoint:
+        engine = Engine(Runner.load(checkpoint, RunnerOptions(backend="reference", quant="f32", max_seqs=4)))
+    for index, prompt in enumerate(prompts):
+        engine.add(str(index), prompt, EngineParams(max_tokens=24))
+    expected: dict[str, list[int]] = {}
+    while engine.busy:
+        for output in engine.step():
+            expected.setdefault(output.request_id, []).extend(output.token_ids)
+    results = llm.generate(prompts, GREEDY)
+    assert [result.prompt_token_ids for result in results] == prompts
+    assert [result.outputs[0].token_ids for result in results] == [expected[str(i)] for i in range(len(prompts))]
+    for result in results:
+        text = llm.tokenizer.decode(result.outputs[0].token_ids)
+        assert result.outputs[0].text == text and result.outputs[0].finish_reason == "length"
+        assert 0 < result.metrics.time_to_first_token <= result.metrics.seconds
+    assert idle(llm)
+
+
+def test_a_text_is_encoded_as_the_tokenizer_does(llm: LLM) -> None:
+    (result,) = llm.generate("a\u00e9", GREEDY)
+    assert result.prompt == "a\u00e9" and result.prompt_token_ids == [1, 7 + 0x61, 7 + 0xC3, 7 + 0xA9]
+    (same,) = llm.generate(result.prompt_token_ids, GREEDY)
+    assert same.prompt is None and same.outputs == result.outputs
+    (same,) = llm.generate(np.array(result.prompt_token_ids), GREEDY)
+    assert same.outputs == result.outputs
+    assert llm.generate([], GREEDY) == []
+
+
+@pytest.mark.parametrize("params", [GREEDY, HOT, SamplingParams(n=3, seed=1, max_tokens=30, stop=["\u0003", "b"])])
+def test_a_stream_amounts_to_the_whole(llm: LLM, params: SamplingParams) -> None:
+    """A random model writes bytes that are no UTF-8, so characters are cut everywhere."""
+    prompts = ["Hello", "a", [50, 60, 70, 80]]
+    expected = whole(llm.generate(prompts, params))
+    assert joined(llm, prompts, params) == expected and len(expected) == 3 * params.n
+    assert len({tuple(ids) for _, ids, _ in expected.values()}) == len(expected) or params is GREEDY
+
+
+def test_a_stop_string_ends_the_text_and_never_leaks(llm: LLM) -> None:
+    """Every stop that can be cut out of the answer: text before its first place, the request gone from the engine."""
+    free = SamplingParams(seed=3, max_tokens=40, ignore_eos=True, logit_bias=dict.fromkeys(range(7 + 128, 320), -100.0))
+    text = llm.generate("x", free)[0].outputs[0].text
+    for begin in range(0, len(text) - 4, 3):
+        stop = text[begin : begin + 3]
+        params = SamplingParams(
+            seed=3, max_tokens=40, ignore_eos=True, stop=[stop, "never there"], logit_bias=free.logit_bias
+        )
+        (result,) = llm.generate("x", params)
+        output = result.outputs[0]
+        assert (output.text, output.finish_reason) == (text[: text.index(stop)], "stop")
+        deltas = [delta.text for delta in llm.generate("x", params, stream=True)]
+        assert "".join(deltas) == output.text
+        assert len(output.token_ids) == len(joined(llm, "x", params)[0, 0][1]) < 40
+    assert idle(llm)
+
+
+def test_seeds(llm: LLM) -> None:
+    """A seed gives the same choices whatever else runs; choices differ among themselves."""
+    params = SamplingParams(n=4, seed=5, max_tokens=20, ignore_eos=True)
+    alone = llm.generate("seed", params)[0].outputs
+    busy = llm.generate(["other", "seed", "third"], [HOT, params, HOT])[1].outputs
+    assert busy == alone and len({tuple(output.token_ids) for output in alone}) == 4
+    one = llm.generate("seed", SamplingParams(seed=5, max_tokens=20, ignore_eos=True))[0].outputs[0]
+    assert one == alone[0]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (["a", []], "prompts[1]: 0 tokens; accepted: 1 to 255"),
+        (["a", [5] * 256], "prompts[1]: 256 tokens; accepted: 1 to 255"),
+        ([[1], [5, 320]], "prompts[1][1]: token id 320; accepted: 0..319"),
+        ([[1], [-1]], "prompts[1][0]: token id -1"),
+        ([[1], [True]], "prompts[1][0]: a bool"),
+        ([[1], [1.5]], "prompts[1][0]: a float"),
+        (["a", None], "prompts[1]: a NoneType"),
+        (["a", {"prompt": "b"}], "prompts[1]: a dict"),
+        (["a", "\ud800"], "prompts[1]: a lone surrogate"),
+        ("\ud800", "prompt: a lone surrogate"),
+        (7, "prompts: a int"),
+    ],
+)
+def test_a_bad_prompt_is_named_before_anything_runs(llm: LLM, prompts: Any, message: str) -> None:
+    before = llm.stats().steps
+    for stream in (False, True):
+        with pytest.raises(RequestError) as caught:
+            llm.generate(prompts, GREEDY, stream=stream)  # type: ignore[call-overload]
+        assert message in str(caught.value)
+    assert llm.stats().steps == before
+
+
+def test_bad_parameters_are_named(llm: LLM) -> None:
+    for params, message in (
+        ([GREEDY], "sampling_params: 1 for 2 prompts"),
+        ([GREEDY, {"n": 1}], r"sampling_params\[1\]: a dict"),
+        ([GREEDY, SamplingParams(logit_bias={320: 1.0})], r"sampling_params of prompts\[1\]: logit_bias"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            llm.generate(["a", "b"], params)  # type: ignore[arg-type]
+
+
+def test_a_stream_that_is_left_frees_everything(llm: LLM) -> None:
+    long = SamplingParams(max_tokens=None, ignore_eos=True)
+    for _ in range(3):
+        stream = llm.generate(["a"] * 12, long, stream=True)
+        next(iter(stream))
+        del stream
+        gc.collect()
+        assert idle(llm)
+    for count, _ in enumerate(llm.generate(["a"] * 12, long, stream=True)):
+        if count == 5:
+            break
+    gc.collect()
+    assert idle(llm)
+    llm.generate("never begun", long, stream=True)
+    assert idle(llm)
+
+
+def test_ctrl_c_leaves_the_engine_usable(llm: LLM) -> None:
+    expected = llm.generate("a", GREEDY)[0].outputs
+    for delay in (0.02, 0.05, 0.1):
+        timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            for _ in range(100):
+                llm.generate(["a"] * 16, SamplingParams(max_tokens=None, ignore_eos=True))
+        timer.join()
+        assert eventually(lambda: idle(llm))
+        assert llm.generate("a", GREEDY)[0].outputs == expected
+
+
+def test_a_stream_inside_a_stream(llm: LLM) -> None:
+    expected = whole(llm.generate(["a", "b"], HOT))
+    inner = [joined(llm, ["a", "b"], HOT) for count, _ in enumerate(llm.generate("c", HOT, stream=True)) if count < 3]
+    assert inner == [expected] * 3
+
+
+def test_chat_is_the_template_and_then_generate(llm: LLM) -> None:
+    talk = [
+        {"role": "user", "content": " Hi <|eot|> "},
+        {"role": "assistant", "content": "Yo"},
+        {"role": "user", "content": "x"},
+    ]
+    (result,) = llm.chat(talk, GREEDY)
+    eot, user, assistant = 3, 4, 5
+    spell = lambda text: [7 + byte for byte in text.encode()]  # noqa: E731
+    ids = [1, user, *spell("Hi <|eot|>"), eot, assistant, *spell("Yo"), eot, user, *spell("x"), eot, assistant]
+    assert result.prompt_token_ids == ids, "a user's special token must stay text"
+    assert result.prompt == "<s><|user|>Hi <|eot|><|eot|><|assistant|>Yo<|eot|><|user|>x<|eot|><|assistant|>"
+    assert result.outputs == llm.generate([ids], GREEDY)[0].outputs
+    both = llm.chat([talk, talk[:1]], [GREEDY, HOT])
+    assert both[0].outputs == result.outputs and both[1].outputs == llm.chat(talk[:1], HOT)[0].outputs
+    text = "".join(delta.text for delta in llm.chat(talk, GREEDY, stream=True))
+    assert text == result.outputs[0].text
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "messages: empty"),
+        ([{"role": "x", "content": "a"}], "messages[0].role: Invalid enum value 'x'"),
+        ([{"role": "user"}], "messages[0].content: null or absent"),
+        ([{"role": "user", "content": 7}], "messages[0].content"),
+        ([{"role": "tool", "content": "a"}], "a tool message cannot come first"),
+        ([[{"role": "user", "content": "a"}], [{"role": "user"}]], "messages[1][0].content: null or absent"),
+        ("hello", "messages"),
+    ],
+)
+def test_bad_messages_are_named(llm: LLM, messages: Any, message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        llm.chat(messages, GREEDY)
+    assert message in str(caught.value)
+
+
+def test_tools_and_variables_reach_the_template(tmp_path: Path) -> None:
+    template = (
+        "{{ bos_token }}{% for t in tools or [] %}{{ t.type }}:{{ t.function.name }}{% endfor %}"
+        "{{ 'think' if enable_thinking else 'answer' }}{{ messages[0]['content'] }}"
+    )
+    folder = make_model(tmp_path / "m")
+    (folder / "chat_template.jinja").write_text(template)
+    talk = [{"role": "user", "content": "q"}]
+    with LLM(folder, backend="cpu", quant="f32", max_seqs=2) as llm:
+        tools = [{"type": "function", "function": {"name": "f<|eot|>", "parameters": {"type": "object"}}}]
+        (result,) = llm.chat(talk, GREEDY, tools=tools, chat_template_kwargs={"enable_thinking": True})
+        assert result.prompt == "<s>function:f<|eot|>thinkq" and 3 not in result.prompt_token_ids
+        assert llm.chat(talk, GREEDY)[0].prompt == "<s>answerq"
+        with pytest.raises(RequestError, match="chat_template_kwargs"):
+            llm.chat(talk, GREEDY, chat_template_kwargs={"f": print})
+        with pytest.raises(RequestError, match="tools"):
+            llm.chat(talk, GREEDY, tools=[print])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_seq": 3}, "max_seq: unknown option; did you mean max_seqs"),
+        ({"max_seqs": 0}, "max_seqs"),
+        ({"backend": "gpu"}, "backend: 'gpu'"),
+        ({"kv_memory": "lots"}, "kv_memory: 'lots' is not a size"),
+        ({"threads": "2"}, "threads"),
+        ({"max_context": 10**9}, "max_context"),
+        ({"quant": "int3"}, "no kernel set for quant int3"),
+        ({"port": 80}, "port: unknown option"),
+    ],
+)
+def test_options_are_checked_as_the_servers_flags_are(model: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AtlasError) as caught:
+        LLM(model, **options)
+    assert message in str(caught.value)
+
+
+def test_a_progress_bar_is_for_terminals(
+    llm: LLM, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm.generate(["a", "b"], GREEDY)
+    assert capfd.readouterr() == ("", "")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    llm.generate(["a", "b"], GREEDY)
+    assert "2/2" in capfd.readouterr().err
+    llm.generate(["a", "b"], GREEDY, progress=False)
+    assert capfd.readouterr() == ("", "")

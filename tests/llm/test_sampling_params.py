@@ -1,0 +1,118 @@
+"""The public SamplingParams: every field is checked when it is made, and the error names it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import atlas
+from atlas.engine.sampling import SamplingParams as EngineParams
+from atlas.engine.sampling import choice_seed
+from atlas.errors import RequestError
+from atlas.llm import SamplingParams
+
+
+def test_it_is_the_attribute_of_the_package() -> None:
+    assert atlas.SamplingParams is SamplingParams
+    assert {"LLM", "SamplingParams"} <= set(dir(atlas))
+    with pytest.raises(AttributeError, match="no attribute 'LLMs'"):
+        atlas.LLMs  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 0),
+        ("n", 1.5),
+        ("n", 129),
+        ("max_tokens", -1),
+        ("max_tokens", "5"),
+        ("min_tokens", 17),
+        ("min_tokens", -1),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", "hot"),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("top_p", 1.01),
+        ("min_p", -0.01),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -2.5),
+        ("logit_bias", {"a": 1.0}),
+        ("logit_bias", {3: 101.0}),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", [3]),
+        ("stop", ["a", ""]),
+        ("stop", [3]),
+        ("stop", 3),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", ["a"]),
+        ("ignore_eos", 1),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("prompt_logprobs", -1),
+        ("seed", 1 << 63),
+        ("seed", 0.5),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.where.startswith(field)
+
+
+def test_an_unknown_field_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        SamplingParams(temprature=1.0)  # type: ignore[call-arg]
+
+
+def test_spellings_that_mean_the_same() -> None:
+    params = SamplingParams(
+        temperature=np.float32(0.5), top_k=np.int64(-1), stop="END", stop_token_ids=[5], logit_bias={"7": 1}, top_p=1
+    )
+    assert params == SamplingParams(temperature=0.5, top_k=0, stop=("END",), stop_token_ids=(5,), logit_bias={7: 1.0})
+    assert SamplingParams(stop=None, logit_bias=None, stop_token_ids=None) == SamplingParams()  # type: ignore[arg-type]
+
+
+def test_every_field_reaches_the_engine() -> None:
+    given: dict[str, Any] = {
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "temperature": 0.7,
+        "top_k": 5,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.3,
+        "frequency_penalty": -0.4,
+        "logit_bias": {3: -1.0},
+        "seed": 11,
+        "logprobs": 3,
+        "prompt_logprobs": 2,
+    }
+    first, second = SamplingParams(**given, n=2, stop_token_ids=[8]).choices(100, (2, 3), 320)
+    assert first == EngineParams(**given, stop_token_ids=(2, 3, 8))
+    assert second == msgspec.structs.replace(first, seed=choice_seed(11, 1), prompt_logprobs=None)
+    fields = {*EngineParams.__struct_fields__}
+    assert fields <= {*given, "stop_token_ids"}, "a field of the engine that this test does not know"
+
+
+def test_limits_that_depend_on_the_model() -> None:
+    params = SamplingParams(max_tokens=50, min_tokens=20)
+    (cut,) = params.choices(10, (2,), 320)
+    assert (cut.max_tokens, cut.min_tokens, cut.stop_token_ids) == (10, 10, (2,))
+    (whole,) = SamplingParams(max_tokens=None, ignore_eos=True).choices(77, (2,), 320)
+    assert (whole.max_tokens, whole.stop_token_ids) == (77, ())
+    for field in ({"logit_bias": {320: 1.0}}, {"stop_token_ids": [320]}):
+        with pytest.raises(RequestError, match=next(iter(field))):
+            SamplingParams(**field).choices(10, (), 320)  # type: ignore[arg-type]
+
+
+def test_without_a_seed_draws_differ() -> None:
+    seeds = {SamplingParams().choices(10, (), 320)[0].seed for _ in range(4)}
+    assert len(seeds) == 4
