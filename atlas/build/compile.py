@@ -31,7 +31,7 @@ EMBED_CHOICES = {
 
 def closure(target: Target) -> list[KernelKey]:
     """Every kernel that the target's programs need."""
-    return list(status.closure(target.facts, target.quant))
+    return list(status.closure(target.facts, target.quant, target.hardware.kind))
 
 
 def build(
@@ -168,7 +168,6 @@ def _cpu_set(root: Path, target: Target) -> KernelSet:
                 source=path.relative_to(root).as_posix(),
                 layouts=dict(declared.layouts),
             )
-    needed: dict[str, None] = {}
     for model, facts in targets.models(root).items():
         for key in closure(dataclasses.replace(target, model=model, facts=facts)):
             if key.signature() not in signatures:
@@ -177,12 +176,8 @@ def _cpu_set(root: Path, target: Target) -> KernelSet:
                     f"no instance {key.signature()} for {target.name} of {model}",
                     ", ".join(s for s in signatures if s.startswith(key.op + ".")) or "none",
                 )
-            needed[key.signature()] = None
-    # An op that no model records yet is kept whole, so that its contract test can run it.
-    recorded = {signatures[signature].op for signature in needed}
-    spare = [signature for signature, kernel in signatures.items() if kernel.op not in recorded]
-    kernels = tuple(signatures[signature] for signature in (*needed, *spare))
-    return KernelSet("cpu", "cpu", ANY_MODEL, target.quant, "*", "", (0, 0), kernels)
+    # Every instance, needed by a known model or not: a checkpoint may mix formats per tensor, and all are linked in.
+    return KernelSet("cpu", "cpu", ANY_MODEL, target.quant, "*", "", (0, 0), tuple(signatures.values()))
 
 
 def write(folder: Path, manifest: Manifest, blob: bytes) -> None:

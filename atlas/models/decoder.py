@@ -6,9 +6,10 @@ Families call `record` with a `ModelConfig`; what differs between them is data, 
 from __future__ import annotations
 
 from atlas.models import sampling
-from atlas.models.family import ModelConfig
+from atlas.models.family import FormatOf, ModelConfig
 from atlas.runtime.program import Recorder, StepPrograms
-from atlas.targets.quant import Recipe
+from atlas.targets.formats import INTEGER_FORMATS
+from atlas.targets.quant import Recipe, plain_format
 from atlas.targets.shape import KV_BLOCK_SIZE, Shape
 
 _ROWS = {"rows": "n_rows"}
@@ -17,12 +18,14 @@ _ROWS = {"rows": "n_rows"}
 class _Decoder:
     """Records one decoder; each method records one part, in execution order."""
 
-    def __init__(self, config: ModelConfig, recipe: Recipe) -> None:
+    def __init__(self, config: ModelConfig, recipe: Recipe, format_of: FormatOf) -> None:
         self.config, self.recipe, self.shape = config, recipe, config.shape
+        self.format_of = format_of
         self.r = Recorder()
 
-    def weight(self, name: str, dtype: str, *shape: int) -> str:
-        return self.r.buffer(name, dtype, shape, "weight")
+    def weight(self, name: str, role: str, *shape: int) -> str:
+        """A weight buffer in the format that its role, or the checkpoint's tensor, gives it."""
+        return self.r.buffer(name, self.format_of(name, role), shape, "weight")
 
     def workspace(self, name: str, dtype: str, *shape: str | int) -> str:
         return self.r.buffer(name, dtype, shape, "workspace")
@@ -40,7 +43,9 @@ class _Decoder:
         return out
 
     def linear(self, name: str, x: str, weight: str, out: str, n: int, k: int, dim: str = "n_rows") -> str:
-        self.r.launch("linear", name, {"x": x, "weight": weight, "out": out}, {"rows": dim}, {"n": n, "k": k})
+        integer = self.recipe.integer_activations and self.r.buffers[weight].dtype in INTEGER_FORMATS
+        op = "linear_a8" if integer else "linear"
+        self.r.launch(op, name, {"x": x, "weight": weight, "out": out}, {"rows": dim}, {"n": n, "k": k})
         return out
 
     def embedding(self) -> str:
@@ -158,9 +163,11 @@ def kv_bytes_per_block(shape: Shape, n_layers: int, dtype_bytes: int) -> int:
     return 2 * n_layers * shape.n_kv_heads * KV_BLOCK_SIZE * shape.head_dim * dtype_bytes
 
 
-def record(config: ModelConfig, recipe: Recipe) -> StepPrograms:
-    """Record the forward and sample programs of a decoder."""
-    decoder = _Decoder(config, recipe)
+def record(
+    config: ModelConfig, recipe: Recipe, format_of: FormatOf = lambda name, role: plain_format(role)
+) -> StepPrograms:
+    """Record the forward and sample programs of a decoder. format_of: weight buffer and role -> its format."""
+    decoder = _Decoder(config, recipe, format_of)
     decoder.r.begin("forward")
     decoder.embedding()
     for index in range(config.n_layers):

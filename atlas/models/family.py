@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from atlas.errors import CheckpointError
 from atlas.runtime.program import StepPrograms
@@ -78,17 +78,27 @@ class WeightSource:
     values: tuple[float, ...] = ()
 
 
+FormatOf = Callable[[str, str], str]
+"""Weight buffer and its role's format (atlas/targets/quant.py) -> its element type or block format."""
+
+
+class Record(Protocol):
+    """Records a model's programs. format_of: by default what load-time quantisation makes of plain floats."""
+
+    def __call__(self, config: ModelConfig, recipe: Recipe, format_of: FormatOf = ...) -> StepPrograms: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
     """A model family.
 
     architectures: names in config.json that it serves.
     configure: config.json and shard -> ModelConfig; raises CheckpointError on what it cannot honour.
-    record: ModelConfig and recipe -> the step's programs.
+    record: ModelConfig, recipe and optionally a FormatOf -> the step's programs.
     weights: ModelConfig -> weight buffer -> its source in the checkpoint.
     """
 
     architectures: tuple[str, ...]
     configure: Callable[[Mapping[str, Any], Shard], ModelConfig]
-    record: Callable[[ModelConfig, Recipe], StepPrograms]
+    record: Record
     weights: Callable[[ModelConfig], dict[str, WeightSource]]

@@ -21,7 +21,7 @@ from atlas.targets.shape import Shape
 _log = logging.getLogger(__name__)
 
 DEFAULT_QUANT = "bf16"
-"""Quant when none is asked for: every backend has it, at half the bytes of f32."""
+"""Quant of a GPU when none is asked for: half the bytes of f32. A CPU takes what keeps the checkpoint as it is."""
 
 BACKENDS = ("auto", "cpu", "cuda", "reference")
 
@@ -74,10 +74,12 @@ def choose(
     devices: Sequence[Device],
     no_device: str = "",
     fix: str = "",
+    cpu_default: str = DEFAULT_QUANT,
 ) -> Choice:
     """The first kernel set, in the order of `sources` (atlas/runtime/kernel_sources.py), that runs on one of `devices`.
 
     no_device: why `devices` is empty.  fix: what to do when no kernel set fits.
+    cpu_default: quant of `cpu` and `reference` when none is asked for.
 
     Raises:
         ConfigError: an unknown backend.
@@ -88,7 +90,7 @@ def choose(
         raise ConfigError("backend", f"unknown backend {backend!r}", ", ".join(BACKENDS))
     wanted = quant or DEFAULT_QUANT
     if backend == "reference":
-        return Choice("reference", wanted, None, -1, "asked for")
+        return Choice("reference", quant or cpu_default, None, -1, "asked for")
     have: list[KernelSet] = []
     near: list[Candidate] = []  # would have been this model's, but are refused
     asked: list[Candidate] = []
@@ -127,9 +129,10 @@ def choose(
         raise DeviceError("backend cuda", reason, f"the CUDA kernel sets here: {names}", advice)
     if devices and fix:
         reason += f"; {fix}"
-    for kernel_set in have:
-        if kernel_set.kind == "cpu" and kernel_set.quant == wanted:
-            return Choice("cpu", wanted, kernel_set, -1, "asked for" if backend == "cpu" else reason, EMBEDDED)
+    for wanted in (quant,) if quant else (cpu_default, DEFAULT_QUANT):
+        for kernel_set in have:
+            if kernel_set.kind == "cpu" and kernel_set.quant == wanted:
+                return Choice("cpu", wanted, kernel_set, -1, "asked for" if backend == "cpu" else reason, EMBEDDED)
     names = ", ".join(s.name for s in have) or "none: the extension is not built"
     raise DeviceError(f"backend {backend}", f"no kernel set for quant {wanted}", names)
 

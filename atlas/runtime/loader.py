@@ -1,9 +1,10 @@
-"""Puts a checkpoint's tensors into the arena: checked first, then cast, joined and packed one buffer at a time."""
+"""Puts a checkpoint's tensors into the arena: checked first, then cast, joined and packed a run of rows at a time."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -13,10 +14,17 @@ from atlas.models.family import WeightSource
 from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.program import Buffer, StepPrograms
+from atlas.targets.formats import FORMATS
 from atlas.weights import Checkpoint
 from atlas.weights.layouts import LAYOUTS
+from atlas.weights.quantized import QuantizedArray, concatenate
+from atlas.weights.quantizers import quantize_rows
 
 _log = logging.getLogger(__name__)
+
+RUN_BYTES = 32 << 20
+"""Of fp32 values that are in memory together while a buffer is loaded, beside a few copies of as many: a
+few hundred MB in the worst case, whatever the model's size, and large enough for NumPy to be busy."""
 
 _IGNORABLE = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 """Tensors that old checkpoints carry and that config.json already determines."""
@@ -77,26 +85,60 @@ def load(
     bound: BoundProgram,
     sources: Mapping[str, WeightSource],
     layouts: Mapping[str, str],
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
-    """Stream every weight buffer into the arena. Returns the bytes written."""
+    """Stream every weight buffer into the arena, a run of rows at a time. Returns the bytes written.
+
+    progress: called with the bytes written so far and in all.
+    """
+    total = sum(bound.plan.sizes[name] for name in sources)
     written = 0
     for name, source in sources.items():
-        buffer = bound.buffers[name]
-        packed = LAYOUTS[layouts[name]].pack(_assemble(checkpoint, buffer, source))
-        backend.write(bound.plan.offsets[name], packed)
-        written += packed.nbytes
+        buffer, layout = bound.buffers[name], LAYOUTS[layouts[name]]
+        shape = buffer.extents({})
+        run = _rows_at_once(shape, layout.row_granule)
+        for begin in range(0, shape[0], run):
+            part = _assemble(checkpoint, buffer, source, begin, min(begin + run, shape[0]))
+            packed = layout.pack(part, buffer.dtype)
+            backend.write(bound.plan.offsets[name] + layout.nbytes((begin, *shape[1:]), buffer.dtype), packed)
+            written += packed.nbytes
+            progress(written, total)
     return written
 
 
-def _assemble(checkpoint: Checkpoint, buffer: Buffer, source: WeightSource) -> Array:
-    """One buffer in logical layout and its own dtype."""
-    dtype = NUMPY[buffer.dtype]
+def _rows_at_once(shape: tuple[int, ...], granule: int) -> int:
+    """Rows of a buffer that are read, converted and packed together: whole granules."""
+    row_bytes = 4 * math.prod(shape[1:])
+    return max(granule, RUN_BYTES // row_bytes // granule * granule)
+
+
+def _assemble(
+    checkpoint: Checkpoint, buffer: Buffer, source: WeightSource, begin: int, end: int
+) -> Array | QuantizedArray:
+    """Rows [begin, end) of a buffer, of its element type or in its block format."""
     if source.values:
-        return np.asarray(source.values, np.float64).astype(dtype)
-    result = np.empty(buffer.extents({}), dtype)
+        return np.asarray(source.values, np.float64).astype(NUMPY[buffer.dtype]).reshape(buffer.extents({}))[begin:end]
+    parts: list[tuple[str, slice]] = []
+    first = 0
+    for tensor, rows in zip(source.tensors, source.rows or (buffer.extents({})[0],), strict=True):
+        low, high = max(begin, first), min(end, first + rows)
+        if low < high:
+            parts.append((tensor, slice(low - first, high - first)))
+        first += rows
+    if buffer.dtype in FORMATS:
+        return concatenate([_quantised(checkpoint, tensor, taken, buffer.dtype) for tensor, taken in parts])
+    result = np.empty((end - begin, *buffer.extents({})[1:]), NUMPY[buffer.dtype])
     row = 0
-    for tensor in source.tensors:
-        part = checkpoint.read(tensor)
+    for tensor, taken in parts:
+        part = checkpoint.read(tensor, taken)
         result[row : row + len(part)] = part  # rounds to nearest even where it narrows
         row += len(part)
     return result
+
+
+def _quantised(checkpoint: Checkpoint, tensor: str, rows: slice, format: str) -> QuantizedArray:
+    """Rows of a tensor in a block format: its own codes, or made from its floats."""
+    if checkpoint.tensors[tensor].scheme is not None:
+        return checkpoint.read_quantized(tensor, rows).to_format(format)
+    values = checkpoint.read(tensor, rows).astype(np.float32, copy=False)
+    return quantize_rows(values, format, tensor).to_format(format)

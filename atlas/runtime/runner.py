@@ -16,7 +16,7 @@ from atlas.config import EngineConfig
 from atlas.errors import AtlasError, ConfigError, DeviceError
 from atlas.models import ModelConfig, family_of
 from atlas.models.decoder import kv_bytes_per_block
-from atlas.runtime import core, host, kernel_set, kernel_sources, loader, memory_plan
+from atlas.runtime import core, host, kernel_set, kernel_sources, loader, memory_plan, weight_formats
 from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.kernel_set import Choice
@@ -112,9 +112,14 @@ class Runner:
 
     @staticmethod
     def load(
-        checkpoint: Checkpoint, options: RunnerOptions, progress: Callable[[str], None] = lambda stage: None
+        checkpoint: Checkpoint,
+        options: RunnerOptions,
+        progress: Callable[[str], None] = lambda stage: None,
+        weights_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Runner:
         """Configuration, kernel set, memory plan, weights, programs: in that order.
+
+        progress: called with the name of each stage.  weights_progress: with the bytes loaded so far and in all.
 
         Raises:
             CheckpointError, ConfigError, DeviceError: what is wrong, before any memory is taken where possible.
@@ -134,11 +139,12 @@ class Runner:
         stage("configure")
         family = family_of(checkpoint.config)
         config = family.configure(checkpoint.config, Shard())
-        backend, choice, kernels = _open_backend(config.shape, options, str(checkpoint.path))
+        natural = weight_formats.natural_quant(checkpoint)
+        backend, choice, kernels = _open_backend(config.shape, options, str(checkpoint.path), natural)
         _log.debug("kernel set %s on %s (%s)", choice.name, backend.describe(), choice.reason)
-        roles = _recipe(choice.quant, options.kv_dtype)
-        programs = family.record(config, roles)
+        roles = _recipe(choice, options.kv_dtype)
         sources = family.weights(config)
+        programs = family.record(config, roles, weight_formats.chooser(checkpoint, sources))
         loader.check(checkpoint, programs, sources)
 
         stage("memory")
@@ -161,7 +167,7 @@ class Runner:
             raise DeviceError(error.where, error.found, error.accepted, fix) from None
 
         stage("weights")
-        loader.load(checkpoint, backend, forward, sources, layouts)
+        loader.load(checkpoint, backend, forward, sources, layouts, weights_progress)
 
         stage("programs")
         runner = Runner(config, choice, backend, limits, forward, sample, layouts, ledger)
@@ -234,21 +240,24 @@ class Runner:
         return layout.unpack(raw, shape, buffer.dtype).astype(NUMPY.get(buffer.dtype, np.float32), copy=False)
 
 
-def _recipe(quant: str, kv_dtype: str | None) -> Recipe:
+def _recipe(choice: Choice, kv_dtype: str | None) -> Recipe:
     """The quant's recipe. Kernels are compiled for a recipe's own KV format, so no other can run yet."""
-    roles = recipe(quant)
+    quant = choice.quant
+    roles = recipe(quant, "cuda" if choice.backend == "cuda" else "cpu")
     if kv_dtype is not None and {"fp32": "f32"}.get(kv_dtype, kv_dtype) != roles.kv:
         raise ConfigError("kv_dtype", f"{kv_dtype!r} with quant {quant}", f"{roles.kv}, the quant's own")
     return roles
 
 
-def _open_backend(shape: Shape, options: RunnerOptions, model: str) -> tuple[Backend, Choice, dict[str, KernelEntry]]:
+def _open_backend(
+    shape: Shape, options: RunnerOptions, model: str, natural: str = kernel_set.DEFAULT_QUANT
+) -> tuple[Backend, Choice, dict[str, KernelEntry]]:
     if options.kernel_packs and options.backend in ("cpu", "reference"):
         raise ConfigError(
             "kernel_pack", f"given with backend {options.backend}", "backend auto or cuda", "leave one of the two out"
         )
     if options.backend == "reference":
-        choice = kernel_set.choose("reference", options.quant, shape, (), ())
+        choice = kernel_set.choose("reference", options.quant, shape, (), (), cpu_default=natural)
         return ReferenceBackend(), choice, {}
     devices, no_device = _cuda_devices(options.backend)
     quant = options.quant or kernel_set.DEFAULT_QUANT
@@ -257,7 +266,7 @@ def _open_backend(shape: Shape, options: RunnerOptions, model: str) -> tuple[Bac
         sources = kernel_sources.find(shape.hash(), quant, options.kernel_packs, fix)
     else:
         sources = iter([kernel_sources.embedded()])  # nothing else has kernels for a CPU
-    choice = kernel_set.choose(options.backend, quant, shape, sources, devices, no_device, fix)
+    choice = kernel_set.choose(options.backend, options.quant, shape, sources, devices, no_device, fix, natural)
     assert choice.kernel_set is not None
     if choice.backend == "cuda":
         kernels, images = kernel_set.device_images(choice)

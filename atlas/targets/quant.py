@@ -2,6 +2,12 @@
 
 A recipe's name is what users select (`ATLAS_TARGET_QUANT`, `--quant`). Which kernels a target needs
 follows from the program recorded under the recipe, its *closure*; nothing lists kernels by hand.
+
+A weight role's format is an element type, or a word for what depends on the checkpoint's tensor (decided
+per tensor by atlas/runtime/weight_formats.py):
+
+    int4, int8   the checkpoint's own integer blocks, never requantised; from plain floats made at load
+    stored       the checkpoint's own integer blocks, else bf16
 """
 
 from __future__ import annotations
@@ -30,6 +36,8 @@ class Recipe:
     residual alone, rounded at each of a model's 2 x layers additions, would be a bf16 decoder's
     largest error.
     Norm weights are always f32: they are tiny and enter every activation.
+
+    integer_activations: products with integer weights round their input to int8 in groups of 32 (op linear_a8).
     """
 
     name: str
@@ -44,6 +52,7 @@ class Recipe:
     residual: str = "f32"
     norms: str = "f32"
     logits: str = "f32"
+    integer_activations: bool = False
 
 
 def _weights(name: str, format: str) -> Recipe:
@@ -68,6 +77,14 @@ QUANTS = {
 }
 """Every recipe, by name."""
 
+_CPU_QUANTS = {
+    # Activations stay f32 where a GPU has bf16: they are rounded to int8 once, right before a product, and
+    # one rounding is better than two. The head keeps the file's own format (formats.md).
+    name: Recipe(name, name, "bf16", "stored", "f32", "stored", "f32", "bf16", integer_activations=True)
+    for name in ("int4", "int8")
+}
+"""What a recipe means on CPUs, where that differs: their integer dot products take int8 activations."""
+
 RECIPES = {
     name: recipe
     for name, recipe in QUANTS.items()
@@ -76,11 +93,19 @@ RECIPES = {
 """Recipes whose formats are plain element types: what the ops' contracts can express so far."""
 
 
-def recipe(name: str) -> Recipe:
-    """The recipe called `name`. Raises ConfigError naming the nearest ones."""
+def recipe(name: str, hardware_kind: str = "cuda") -> Recipe:
+    """The recipe called `name` on hardware of a kind, "cuda" or "cpu" (HARDWARE.toml; `reference` follows "cpu").
+
+    Raises ConfigError naming the nearest ones.
+    """
     if name not in QUANTS:
         near = difflib.get_close_matches(name, QUANTS)
         raise ConfigError(
             "quant", f"unknown quant {name!r}", ", ".join(sorted(QUANTS)), f"nearest: {near[0]}" if near else ""
         )
-    return QUANTS[name]
+    return _CPU_QUANTS.get(name, QUANTS[name]) if hardware_kind == "cpu" else QUANTS[name]
+
+
+def plain_format(role: str) -> str:
+    """The format of a weight role where no checkpoint is at hand: what load-time quantisation would make."""
+    return {"int4": "i4g32m", "int8": "i8g32", "stored": "bf16"}.get(role, role)

@@ -49,7 +49,7 @@ def status(target: Target) -> Status:
     if target.quant not in target.hardware.quants:
         return Status(f"{target.hardware.name} has no {target.quant} kernels", "quant")
     if target.model != ANY_MODEL:
-        keys, reason = _closure(json.dumps(target.facts, sort_keys=True), target.quant)
+        keys, reason = _closure(json.dumps(target.facts, sort_keys=True), target.quant, target.hardware.kind)
         if reason:
             return Status(reason, "op")
     for op in dict.fromkeys(key.op for key in keys):
@@ -102,21 +102,21 @@ def unrecorded(config: Mapping[str, Any]) -> str:
     return ""
 
 
-def closure(config: Mapping[str, Any], quant: str) -> tuple[KernelKey, ...]:
+def closure(config: Mapping[str, Any], quant: str, kind: str = "cuda") -> tuple[KernelKey, ...]:
     """Every kernel that a model's programs need under a recipe. Raises BuildError where there are none."""
-    keys, reason = _closure(json.dumps(config, sort_keys=True), quant)
+    keys, reason = _closure(json.dumps(config, sort_keys=True), quant, kind)
     if reason:
         raise BuildError(f"quant {quant}", reason)
     return keys
 
 
 @functools.cache
-def _closure(config: str, quant: str) -> tuple[tuple[KernelKey, ...], str]:
+def _closure(config: str, quant: str, kind: str) -> tuple[tuple[KernelKey, ...], str]:
     """Every kernel of a model's programs under a recipe, or why they cannot be recorded."""
     document = json.loads(config)
     family = family_of(document)
     try:
-        return tuple(family.record(family.configure(document, Shard()), recipe(quant)).closure()), ""
+        return tuple(family.record(family.configure(document, Shard()), recipe(quant, kind)).closure()), ""
     except AtlasError as error:
         return (), f"recipe {quant} has no ops: {error.where}: {error.found}"
 

@@ -191,6 +191,20 @@ class QuantizedArray:
         )
 
 
+def concatenate(parts: list[QuantizedArray]) -> QuantizedArray:
+    """Rows of several arrays of one format, as `to_format` returns them."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def join(field: str) -> Array | None:
+        arrays = [getattr(part, field) for part in parts]
+        return None if arrays[0] is None else np.concatenate(arrays)
+
+    codes, scales = join("codes"), join("scales")
+    assert codes is not None and scales is not None
+    return dataclasses.replace(parts[0], codes=codes, scales=scales, zeros=join("zeros"), minimums=join("minimums"))
+
+
 def _hold(name: str, what: str, holds: bool) -> None:
     if not holds:
         raise BuildError(f"format {name}", f"{what} that it cannot hold exactly", "another format for this tensor")

@@ -1,0 +1,58 @@
+"""Which format each weight buffer gets: decided per tensor, from the recipe's role and what the checkpoint stores."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import math
+from collections.abc import Mapping
+
+from atlas.models.family import FormatOf, WeightSource
+from atlas.targets import formats
+from atlas.targets.formats import FORMATS
+from atlas.targets.quant import DTYPE_BYTES, plain_format
+from atlas.weights import Checkpoint
+
+_log = logging.getLogger(__name__)
+
+
+def chooser(checkpoint: Checkpoint, sources: Mapping[str, WeightSource]) -> FormatOf:
+    """The choice for one checkpoint.
+
+    What is quantised already is imported exactly or dequantised, never quantised again; where a file mixes
+    precisions, tensors that it keeps in floats stay floats. So only checkpoints without any quantised tensor
+    are quantised at load. A buffer of several tensors gets the smallest format that holds all of them.
+    """
+    mixed = any(info.scheme is not None for info in checkpoint.tensors.values())
+    dequantised: collections.Counter[str] = collections.Counter()
+
+    def format_of(name: str, role: str) -> str:
+        if role in DTYPE_BYTES:
+            return role
+        infos = [checkpoint.tensors[t] for t in sources[name].tensors if t in checkpoint.tensors]
+        stored = [info.scheme.block_format() if info.scheme else None for info in infos]
+        exact = formats.common([s for s in stored if s]) if all(stored) else None
+        if exact:
+            return exact
+        if mixed or role == "stored":
+            for info in infos:
+                if info.scheme is not None:
+                    dequantised[info.dtype] += math.prod(info.shape)
+                    _log.info("%s (%s) has no exact integer format here: kept as bf16", info.name, info.dtype)
+            return "bf16"
+        return plain_format(role)
+
+    return format_of
+
+
+def natural_quant(checkpoint: Checkpoint) -> str:
+    """The recipe that keeps most of a checkpoint as it is: int4 or int8 where it holds integer blocks, else bf16."""
+    elements: collections.Counter[str] = collections.Counter()
+    for info in checkpoint.tensors.values():
+        if len(info.shape) < 2:
+            continue
+        stored = info.scheme.block_format() if info.scheme else None
+        elements[f"int{FORMATS[stored].bits}" if stored else "bf16"] += math.prod(info.shape)
+    if not elements or elements["bf16"] * 2 > elements.total():
+        return "bf16"
+    return max("int4", "int8", key=lambda name: elements[name])
