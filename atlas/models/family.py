@@ -36,15 +36,6 @@ def read_config(
     rope: Callable[[Mapping[str, Any], int], list[float]],
 ) -> ModelConfig:
     """The parts of config.json that every decoder family reads alike."""
-    for field in ("quantization_config", "compression_config"):
-        if config.get(field):
-            stated = config[field]
-            method = stated.get("quant_method", stated) if isinstance(stated, Mapping) else stated
-            raise CheckpointError(
-                "config.json",
-                f"{field} has quant_method {method!r}",
-                "unquantised weights (bf16, fp16, fp32), or a GGUF",
-            )
     tied = config.get("tie_word_embeddings")
     if tied is None:
         tied = tied_default

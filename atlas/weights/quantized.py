@@ -126,7 +126,8 @@ class QuantizedArray:
         values = _E2M1_VALUES[self.codes] if self.code == "e2m1" else self.codes.astype(np.float32)
         scales = self.scales.astype(np.float32)
         if self.global_scale != 1.0:
-            scales = scales * np.float32(self.global_scale)
+            # In float64, so that a stored divisor's reciprocal gives the quotient rounded once.
+            scales = (scales.astype(np.float64) * self.global_scale).astype(np.float32)
         if self.zeros is not None:
             values = values - self._spread(self.zeros).astype(np.float32)
         values = values * self._spread(scales)

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from atlas.errors import CheckpointError
 from atlas.weights.checkpoint import Checkpoint, TensorInfo, TokenizerFiles, read_json_object
 from atlas.weights.quantized import QuantizedArray
+from atlas.weights.schemes import find
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -57,10 +58,11 @@ class SafetensorsCheckpoint(Checkpoint):
         self.config = read_json_object(path / "config.json", required=True)
         self.generation_config = read_json_object(path / "generation_config.json", required=False)
         self._shards: dict[str, _Shard] = {}
-        self.tensors = {}
+        self._files: dict[str, TensorInfo] = {}
         for name, file in self._placement().items():
             entry = self._shards[file].entries[name]
-            self.tensors[name] = TensorInfo(name, tuple(entry["shape"]), entry["dtype"], file)
+            self._files[name] = TensorInfo(name, tuple(entry["shape"]), entry["dtype"], file)
+        self.tensors, self._quantized = find(self.config, self._files, path, self._stored)
 
     def _placement(self) -> dict[str, str]:
         """Tensor name -> file name, with every file opened and every tensor seen in its file."""
@@ -100,17 +102,22 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def read(self, name: str, rows: slice | None = None) -> npt.NDArray[Any]:
         begin, end = self.span(name, rows)
+        if name in self._quantized:
+            return self._quantized[name].read(self._stored, begin, end).dequantize()
         array = self._stored(name)
         return array if rows is None else array[begin:end]
 
     def read_quantized(self, name: str, rows: slice | None = None) -> QuantizedArray:
         info = self.info(name)
-        raise CheckpointError(info.file, f"tensor {name} has type {info.dtype}", "a quantised tensor")
+        if name not in self._quantized:
+            raise CheckpointError(
+                f"{self.path}/{info.file}", f"tensor {name} has type {info.dtype}", "a quantised tensor"
+            )
+        return self._quantized[name].read(self._stored, *self.span(name, rows))
 
     def _stored(self, name: str) -> npt.NDArray[Any]:
-        """A stored tensor by the name in its file: a view of the file."""
-        info = self.info(name)
-        shard = self._shards.get(info.file)
+        """A stored tensor by the name it has in its file: a view of the file where its alignment allows."""
+        shard = self._shards.get(self._files[name].file)
         if shard is None:
             raise CheckpointError(str(self.path), f"tensor {name} was asked for after close()")
         return shard.read(name)

@@ -246,7 +246,7 @@ def test_leftover_rotary_buffers_are_harmless(tmp_path: Path, model: Path) -> No
         ({"sliding_window": 64}, "sliding_window is 64"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        ({"quantization_config": {"quant_method": "wobble"}}, "quantization_config has quant_method 'wobble'"),
+        ({"quantization_config": {"quant_method": "wobble"}}, "quantization_config.quant_method is 'wobble'"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"num_hidden_layers": 5000}, "num_hidden_layers is 5000"),
