@@ -123,6 +123,7 @@ def load(config: EngineConfig, channel: Channel) -> Engine:
             max_context=runner.max_context,
             vocab_size=runner.config.shape.vocab_size,
             ledger=[("open checkpoint", opened), *runner.ledger],
+            memory=runner.memory,
         )
     )
     return Engine(runner)

@@ -71,6 +71,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     max_context: longest prompt + generated tokens of one sequence.
     kernel_set, reason: which kernel set runs and why it was chosen.
     ledger: (stage, seconds) in order.
+    memory: (owner, bytes), largest first: all that the model takes on the device and for its steps.
     """
 
     backend: str
@@ -79,6 +80,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     max_context: int
     vocab_size: int
     ledger: list[tuple[str, float]]
+    memory: list[tuple[str, int]] = []
 
 
 class SequenceOutput(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ Every byte of the arena has an owner in `MemoryPlan.ledger()`.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping
 
@@ -29,6 +30,22 @@ class MemoryPlan:
     def ledger(self) -> list[tuple[str, int]]:
         """(region, bytes) in order; the sum is `total`."""
         return [(name, end - begin) for name, (begin, end) in self.regions.items()]
+
+    def owners(self, buffers: Mapping[str, Buffer]) -> list[tuple[str, int]]:
+        """(owner, bytes), largest first, of every byte: weights by format, state by kind, the rest by region.
+
+        The sum is `total`.
+        """
+        found: collections.Counter[str] = collections.Counter()
+        for region, size in self.ledger():
+            inside = 0
+            for buffer in buffers.values():
+                if buffer.kind == {"weights": "weight", "state": "state"}.get(region):
+                    owner = f"weights {buffer.dtype}" if region == "weights" else buffer.name.rpartition(".")[2]
+                    found[owner] += self.sizes[buffer.name]
+                    inside += self.sizes[buffer.name]
+            found["alignment" if inside else region] += size - inside
+        return [(owner, size) for owner, size in found.most_common() if size]
 
 
 def _align(value: int) -> int:

@@ -106,6 +106,11 @@ class Runner:
         self._tokens = np.zeros(limits.n_logits, np.int32)
 
     @property
+    def memory(self) -> list[tuple[str, int]]:
+        """(owner, bytes) of all memory that the model takes: the arena, and the host's copy of the step block."""
+        return [*self.plan.owners(self.buffers), ("step staging", self.block.nbytes)]
+
+    @property
     def max_context(self) -> int:
         """Longest sequence, prompt and generated tokens together."""
         return min(self.limits.max_blocks * KV_BLOCK_SIZE, self.config.max_context)

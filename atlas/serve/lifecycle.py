@@ -150,6 +150,8 @@ class Server:
         logger.info("backend %s, kernels %s: %s", ready.backend, ready.kernel_set, ready.reason)
         for origin in frontend.defaults.origins:
             logger.info("default %s = %s (%s)", origin.name, origin.value, origin.origin)
+        for owner, size in ready.memory:
+            logger.info("memory: %s %.1f MB", owner, size / 1e6)
         print(f"ready in {total:.2f} s: {stages}")
         print(f"{name} (context {ready.max_context}) at {url}/v1")
         print(f"curl {url}/v1/{path} -H 'Content-Type: application/json' -d {data}", flush=True)

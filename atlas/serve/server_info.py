@@ -16,7 +16,7 @@ from atlas.serve.service import Service
 class ServerInfo(msgspec.Struct, frozen=True):
     """backend, kernel_set: what executes the model; reason: why it was chosen.
 
-    start: seconds per stage of the engine's load.  engine: a snapshot between two steps.
+    start: seconds per stage of the engine's load.  memory: bytes by owner.  engine: a snapshot between two steps.
     """
 
     version: str
@@ -27,6 +27,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     reason: str
     max_context: int
     start: dict[str, float]
+    memory: dict[str, int]
     engine: dict[str, int]
 
 
@@ -48,6 +49,7 @@ async def server_info(_: Request, service: Service) -> Response:
             reason=ready.reason,
             max_context=ready.max_context,
             start=dict(ready.ledger),
+            memory=dict(ready.memory),
             engine=msgspec.structs.asdict(stats),
         )
     )

@@ -91,6 +91,11 @@ def test_buffers_that_live_together_do_not_overlap_and_every_byte_has_an_owner()
     programs = smollm2()
     plan = memory_plan.plan(programs, LIMITS, {})
     assert sum(size for _, size in plan.ledger()) == plan.total
+    owners = dict(plan.owners(programs.buffers))
+    assert sum(owners.values()) == plan.total and min(owners.values()) > 0
+    weights = sum(plan.sizes[b.name] for b in programs.buffers.values() if b.kind == "weight")
+    assert sum(size for owner, size in owners.items() if owner.startswith("weights ")) == weights
+    assert owners["k_cache"] == owners["v_cache"]
     permanent = [b for b in programs.buffers.values() if b.kind not in ("workspace", "step")]
     spans = sorted((plan.offsets[b.name], plan.offsets[b.name] + plan.sizes[b.name]) for b in permanent)
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
