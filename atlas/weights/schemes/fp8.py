@@ -38,9 +38,9 @@ def weight(module: Module, block: tuple[int, int] | None = None, columns: int = 
         forms[n, -(-k // columns)] = (1, columns)
     else:
         if block is None:
-            forms |= {(n,): (1, 0), (n, 1): (1, 0)}
+            forms |= {(1, 1): (0, 0), (n,): (1, 0), (n, 1): (1, 0)}
         forms |= {blocks: (rows, cols), (blocks[0], 1, blocks[1], 1): (rows, cols)}
-        forms |= {(): (0, 0), (1,): (0, 0), (1, 1): (0, 0)}
+        forms |= {(): (0, 0), (1,): (0, 0)}
     info = module.take(piece, (*FLOAT_SCALES, "F8_E8M0", *(("U8",) if columns else ())), *forms)
     group = forms[info.shape]
     whole = (group[0] or n, group[1] or k)

@@ -56,7 +56,8 @@ def weight(module: Module, how: Arguments) -> QuantizedWeight:
         module.take("weight_zero_point", ("I32",) if packed_zeros else ("I8",), *forms, why="the weight is asymmetric")
 
     def read(load: Load, begin: int, end: int) -> QuantizedArray:
-        rows = slice(begin, end) if how.group >= 0 else slice(None)
+        whole_tensor = how.group < 0 and (begin, end) == (0, n)
+        rows = slice(None) if whole_tensor else slice(begin, end) if how.group >= 0 else np.zeros(end - begin, int)
         scales = load(scale.name).reshape(shape)[rows]
         middle = 1 << (how.bits - 1)
         if how.symmetric:
@@ -69,8 +70,7 @@ def weight(module: Module, how: Arguments) -> QuantizedWeight:
                 zeros = stored.reshape(shape)[rows].astype(np.int16) + middle
         stored = load(codes.name)[begin:end]
         array = unpack_words(stored, how.bits)[:, :k] if packed else stored.view(np.uint8) ^ np.uint8(128)
-        group = (end - begin if how.group < 0 else 1, size)
-        return integer_array(how.bits, array, scales, group, zeros, index)
+        return integer_array(how.bits, array, scales, (n if whole_tensor else 1, size), zeros, index)
 
     group = (0, 0) if how.group < 0 else (1, 0 if groups == 1 else size)
     scheme = integer_scheme(how.bits, scale, group, not how.symmetric, index is not None)
