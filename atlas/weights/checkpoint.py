@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from atlas.errors import CheckpointError
-from atlas.weights.quantized import QuantizedArray, Scheme, to_rows
+from atlas.weights.quantized import QuantizedArray, Scheme
 
 ACCEPTED = "a directory with config.json and *.safetensors, a .gguf file, or a directory with one GGUF model"
 
@@ -95,15 +95,6 @@ class Checkpoint(ABC):
         Raises:
             CheckpointError: as `read`, and for a tensor without a scheme.
         """
-
-    def read_format(self, name: str, format: str, rows: slice | None = None) -> npt.NDArray[Any]:
-        """A quantised tensor in a block format, row-major: uint8 [rows, row_bytes] (atlas/targets/formats.py).
-
-        Raises:
-            CheckpointError: as `read_quantized`.
-            BuildError: the format does not hold the tensor exactly.
-        """
-        return to_rows(self.read_quantized(name, rows), format)
 
     @abstractmethod
     def digest(self) -> str:

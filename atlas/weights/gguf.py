@@ -199,21 +199,13 @@ class GgufCheckpoint(Checkpoint):
         return self._dequantize(name, raw, tensor).reshape(len(raw), *tensor.shape[1:])
 
     def read_quantized(self, name: str, rows: slice | None = None) -> QuantizedArray:
-        self._need_scheme(name)
-        raw, tensor = self._rows(name, rows)
-        return gguf_blocks.unpack(tensor.type, raw)
-
-    def read_format(self, name: str, format: str, rows: slice | None = None) -> npt.NDArray[Any]:
-        self._need_scheme(name)
-        raw, tensor = self._rows(name, rows)
-        return gguf_blocks.rows(tensor.type, raw, format)
-
-    def _need_scheme(self, name: str) -> None:
         info = self.info(name)
         if info.scheme is None:
             raise CheckpointError(
                 info.file, f"tensor {name} has type {info.dtype}", f"one of {', '.join(gguf_blocks.SCHEMES)}"
             )
+        raw, tensor = self._rows(name, rows)
+        return gguf_blocks.unpack(tensor.type, raw)
 
     def _rows(self, name: str, rows: slice | None) -> tuple[npt.NDArray[np.uint8], GgufTensor]:
         """Stored bytes of rows in Hugging Face's order, uint8 [rows, bytes per row]; a view where it is the file's."""

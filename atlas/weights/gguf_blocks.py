@@ -1,4 +1,4 @@
-"""GGUF's quantised blocks as codes and scales, and as rows of the block formats, bit for bit.
+"""GGUF's quantised blocks as codes and scales, bit for bit.
 
 Block layouts: ggml's `ggml-common.h` and `ggml-quants.c`, by the description in the `gguf` package
 (`gguf.quants`), whose dequantisation the tests hold this against. All numbers are little-endian.
@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atlas.targets.formats import FORMATS
-from atlas.weights.quantized import QuantizedArray, Scheme, to_rows
+from atlas.weights.quantized import QuantizedArray, Scheme
 
 Array = npt.NDArray[Any]
 
@@ -35,9 +34,6 @@ SCHEMES = {
 """GGUF type -> what its blocks hold. Every other type is only dequantised."""
 
 _BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q8_0": 34, "Q4_K": 144}
-_SAME_BLOCKS = {"Q4_0": "i4g32", "Q4_1": "i4g32m", "Q8_0": "i8g32"}
-_LOW = np.uint64(0x0F0F0F0F0F0F0F0F)
-_LOW_BYTES = np.uint64(0x00FF00FF00FF00FF)
 
 
 def unpack(kind: str, raw: Array) -> QuantizedArray:
@@ -86,30 +82,3 @@ def _nibbles(packed: Array) -> Array:
 def _f16(blocks: Array, at: int) -> Array:
     """The float16 at byte `at` of every block, as float32 [n, blocks per row]."""
     return np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<f2")[:, :, 0].astype(np.float32)
-
-
-def rows(kind: str, raw: Array, format: str) -> Array:
-    """Blocks of type `kind` in a block format, row-major: uint8 [n, row_bytes].
-
-    The formats made for these types take the blocks' own bytes; others go through `unpack`.
-    """
-    if _SAME_BLOCKS.get(kind) != format:
-        return to_rows(unpack(kind, raw), format)
-    n, blocks = len(raw), _blocks(kind, raw)
-    groups = blocks.shape[1]
-    result = np.empty((n, FORMATS[format].row_bytes(groups * 32)), np.uint8)
-    heads = 2 if kind == "Q4_1" else 1
-    code_bytes = result.shape[1] - 2 * heads * groups
-    codes = result[:, :code_bytes].reshape(n, groups, code_bytes // groups)
-    for head in range(heads):
-        begin = code_bytes + 2 * groups * head
-        result[:, begin : begin + 2 * groups] = blocks[:, :, 2 * head : 2 * head + 2].reshape(n, 2 * groups)
-    if kind == "Q8_0":
-        result[:, :code_bytes] = blocks[:, :, 2:].reshape(n, code_bytes)
-        return result
-    # Columns j and j + 16 share a byte in the file, 2 i and 2 i + 1 in the format: eight bytes at a time.
-    words = np.ascontiguousarray(blocks[:, :, 2 * heads :]).view("<u8")
-    for half, nibbles in enumerate((words & _LOW, words >> np.uint64(4) & _LOW)):
-        pairs = ((nibbles | nibbles >> np.uint64(4)) & _LOW_BYTES).view("<u2").astype(np.uint8)
-        codes[:, :, 8 * half : 8 * half + 8] = pairs
-    return result

@@ -154,10 +154,13 @@ class QuantizedArray:
 
         def regroup(array: Array) -> Array:
             array = np.repeat(array, self.group[0], axis=0)[:n] if self.group[0] > 1 else array
-            return np.repeat(array, -(-self.group[1] // GROUP), axis=1)[:, :groups]
+            times = -(-self.group[1] // GROUP)
+            return array if times == 1 else np.repeat(array, times, axis=1)[:, :groups]
 
-        codes = np.zeros((n, groups * GROUP), np.int16)
-        codes[:, :k] = self.codes
+        codes = self.codes
+        if k % GROUP:
+            codes = np.zeros((n, groups * GROUP), codes.dtype)
+            codes[:, :k] = self.codes
         scales = regroup(self.scales).astype(np.float32)
         zeros = None if self.zeros is None else regroup(self.zeros)
         minimums = None if self.minimums is None else regroup(self.minimums)
@@ -171,9 +174,11 @@ class QuantizedArray:
             zeros = np.zeros(scales.shape, np.int16) if zeros is None else zeros
         else:
             shift = np.int16(format.bias) - (0 if zeros is None else zeros.astype(np.int16))
-            codes += np.repeat(np.broadcast_to(shift, scales.shape), GROUP, axis=1)
+            if np.any(shift):
+                codes = codes + np.repeat(np.broadcast_to(shift, scales.shape), GROUP, axis=1)
             zeros = None
-        codes[:, k:] = format.bias if not format.zero and not format.minimum else 0
+            if k % GROUP:
+                codes[:, k:] = format.bias
         low, high = (-128, 127) if format.signed else (0, 15)
         _hold(name, "codes", bool(codes.size == 0 or (codes.min() >= low and codes.max() <= high)))
         if zeros is not None:
@@ -184,7 +189,7 @@ class QuantizedArray:
                     _hold(name, what, bool((array.astype(np.float16) == array).all()))
         return QuantizedArray(
             "i8" if format.signed else "u4",
-            codes.astype(np.int8 if format.signed else np.uint8),
+            codes.astype(np.int8 if format.signed else np.uint8, copy=False),
             scales,
             (1, GROUP),
             zeros,

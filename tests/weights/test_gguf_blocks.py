@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Q
 from atlas.errors import CheckpointError
 from atlas.targets.formats import EXACT_IN, FORMATS
 from atlas.weights import gguf_blocks, open_checkpoint
-from atlas.weights.quantized import BlockArray
+from atlas.weights.quantized import BlockArray, to_rows
 from tests.weights.gguf_files import HEAD_DIM, HEADS, KV_HEADS, with_types, write
 
 PROJECTIONS = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
@@ -41,7 +41,7 @@ def test_codes_and_formats_are_the_blocks(kind: str) -> None:
     smallest = scheme.block_format()
     assert smallest is not None
     for format in EXACT_IN[smallest]:
-        back = BlockArray(gguf_blocks.rows(kind, raw, format), FORMATS[format], 512)
+        back = BlockArray(to_rows(array, format), FORMATS[format], 512)
         np.testing.assert_allclose(
             back.astype(np.float32), expected, rtol=0, atol=0 if format == smallest else np.abs(expected).max() * 1e-6
         )
@@ -63,7 +63,9 @@ def test_rows_in_hugging_face_order(kind: str, tmp_path: Path, cache: Path) -> N
                 np.testing.assert_array_equal(checkpoint.read_quantized(name, rows).dequantize(), whole[rows])
                 format = info.scheme.block_format()
                 assert format is not None
-                stored = BlockArray(checkpoint.read_format(name, format, rows), FORMATS[format], info.shape[1])
+                stored = BlockArray(
+                    to_rows(checkpoint.read_quantized(name, rows), format), FORMATS[format], info.shape[1]
+                )
                 np.testing.assert_array_equal(stored.astype(np.float32), whole[rows])
         assert (checkpoint.tensors[PROJECTIONS[0]].scheme is not None) == (kind in gguf_blocks.SCHEMES)
         # What is asked for and is not there.
