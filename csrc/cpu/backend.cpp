@@ -63,6 +63,11 @@ std::string join(const std::vector<std::string>& names) {
   return text.empty() ? "none" : text;
 }
 
+// Bytes of memory beside the operands, the most of any launch.
+struct Scratch {
+  size_t per_worker = 0, shared = 0;
+};
+
 // A launch whose kernel and operands are resolved. Indices below point into CpuProgram's arrays.
 struct ResolvedLaunch {
   CpuKernel kernel;
@@ -110,12 +115,10 @@ class CpuBackend final : public Backend {
 
   int load(const ProgramSpec& program) override {
     CpuProgram resolved;
-    size_t scratch = 0;
-    for (const LaunchSpec& launch : program) {
-      scratch = std::max(scratch, resolve(launch, resolved));
-    }
+    Scratch scratch;
+    for (const LaunchSpec& launch : program) resolve(launch, resolved, scratch);
     resolved.dims.resize(resolved.dim_words.size());
-    reserve_scratch(scratch);
+    reserve(scratch);
     programs_.push_back(std::move(resolved));
     return static_cast<int>(programs_.size()) - 1;
   }
@@ -172,6 +175,9 @@ class CpuBackend final : public Backend {
       launch.worker = worker;
       launch.n_workers = backend->pool_.n_workers();
       launch.scratch = backend->scratch_.data() + backend->scratch_stride_ * worker;
+      launch.shared = backend->shared_.data();
+      launch.barrier = [](void* pool) { static_cast<ThreadPool*>(pool)->barrier(); };
+      launch.barrier_context = &backend->pool_;
       for (size_t i = begin; i < end; ++i) {
         const ResolvedLaunch& resolved = program->launches[i];
         launch.operands = program->operands.data() + resolved.operands;
@@ -219,8 +225,8 @@ class CpuBackend final : public Backend {
     return arena_.data() + offset;
   }
 
-  // Appends a launch to `program`. Returns the scratch that it needs per worker.
-  size_t resolve(const LaunchSpec& launch, CpuProgram& program) const {
+  // Appends a launch to `program` and raises `scratch` to what it needs.
+  void resolve(const LaunchSpec& launch, CpuProgram& program, Scratch& scratch) const {
     const auto fail = [&](const std::string& what) {
       throw DeviceFault("cpu: launch " + launch.name + " of op " + launch.op + ", kernel " +
                         launch.kernel + ": " + what);
@@ -245,24 +251,26 @@ class CpuBackend final : public Backend {
     }
     program.constants.insert(program.constants.end(), launch.constants.begin(),
                              launch.constants.end());
-    if (entry->scratch == nullptr) return 0;
     CpuLaunch probe = {};
     probe.n_workers = pool_.n_workers();
     probe.constants = launch.constants.data();
-    return entry->scratch(probe);
+    const auto bytes = [&](CpuScratch asked) { return asked == nullptr ? 0 : asked(probe); };
+    scratch.per_worker = std::max(scratch.per_worker, bytes(entry->scratch));
+    scratch.shared = std::max(scratch.shared, bytes(entry->shared));
   }
 
-  void reserve_scratch(size_t bytes) {
-    if (bytes <= scratch_stride_) return;
+  void reserve(const Scratch& scratch) {
+    if (scratch.shared > shared_.size()) shared_ = Memory(scratch.shared);
+    if (scratch.per_worker <= scratch_stride_) return;
     // Workers' parts begin on different pages, so that none of them share one.
     constexpr size_t kPage = size_t{2} << 20;
-    scratch_stride_ = (bytes + kPage - 1) / kPage * kPage;
+    scratch_stride_ = (scratch.per_worker + kPage - 1) / kPage * kPage;
     scratch_ = Memory(scratch_stride_ * static_cast<size_t>(pool_.n_workers()));
   }
 
   const std::vector<std::string> levels_;
   int32_t header_[kHeaderWords] = {};
-  Memory arena_{0}, scratch_{0};
+  Memory arena_{0}, scratch_{0}, shared_{0};
   size_t scratch_stride_ = 0;
   std::vector<Memory> staging_;
   std::vector<CpuProgram> programs_;

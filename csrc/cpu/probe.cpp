@@ -36,32 +36,32 @@ void keep(const void* value) { asm volatile("" : : "r"(value) : "memory"); }
 
 // Loops for one kind of vector. The target attribute stands for a level's flags, so that one file
 // holds all; bodies are written out because an attribute does not reach into a template.
-#define ATLAS_READ(name, target, lanes)                                            \
-  target uint64_t name(const std::byte* data, size_t bytes) {                      \
-    using Vector = uint64_t __attribute__((vector_size(lanes * 8)));               \
-    Vector sums[8] = {};                                                           \
-    for (size_t at = 0; at + sizeof(sums) <= bytes; at += sizeof(sums)) {          \
-      for (int i = 0; i < 8; ++i) {                                                \
-        Vector v;                                                                  \
+#define ATLAS_READ(name, target, lanes)                                             \
+  target uint64_t name(const std::byte* data, size_t bytes) {                       \
+    using Vector = uint64_t __attribute__((vector_size(lanes * 8)));                \
+    Vector sums[8] = {};                                                            \
+    for (size_t at = 0; at + sizeof(sums) <= bytes; at += sizeof(sums)) {           \
+      for (int i = 0; i < 8; ++i) {                                                 \
+        Vector v;                                                                   \
         std::memcpy(&v, data + at + static_cast<size_t>(i) * sizeof(v), sizeof(v)); \
-        sums[i] ^= v;                                                              \
-      }                                                                            \
-    }                                                                              \
-    for (int i = 1; i < 8; ++i) sums[0] ^= sums[i];                                \
-    return sums[0][0] ^ sums[0][1];                                                \
+        sums[i] ^= v;                                                               \
+      }                                                                             \
+    }                                                                               \
+    for (int i = 1; i < 8; ++i) sums[0] ^= sums[i];                                 \
+    return sums[0][0] ^ sums[0][1];                                                 \
   }
-#define ATLAS_FMA(name, target, lanes)                                        \
-  target double name() {                                                      \
-    using Vector = float __attribute__((vector_size(lanes * 4)));             \
-    Vector sums[kChains], a = Vector{} + 0.999f, b = Vector{} + 1e-3f;        \
-    for (int i = 0; i < kChains; ++i) sums[i] = b * static_cast<float>(i);    \
-    for (int64_t round = 0; round < kRounds; ++round) {                       \
+#define ATLAS_FMA(name, target, lanes)                                          \
+  target double name() {                                                        \
+    using Vector = float __attribute__((vector_size(lanes * 4)));               \
+    Vector sums[kChains], a = Vector{} + 0.999f, b = Vector{} + 1e-3f;          \
+    for (int i = 0; i < kChains; ++i) sums[i] = b * static_cast<float>(i);      \
+    for (int64_t round = 0; round < kRounds; ++round) {                         \
       ATLAS_UNROLL for (int i = 0; i < kChains; ++i) sums[i] = sums[i] * a + b; \
-    }                                                                         \
-    Vector total = {};                                                        \
-    for (int i = 0; i < kChains; ++i) total += sums[i];                       \
-    keep(&total);                                                             \
-    return 2.0 * lanes * kChains * static_cast<double>(kRounds);              \
+    }                                                                           \
+    Vector total = {};                                                          \
+    for (int i = 0; i < kChains; ++i) total += sums[i];                         \
+    keep(&total);                                                               \
+    return 2.0 * lanes * kChains * static_cast<double>(kRounds);                \
   }
 
 ATLAS_READ(read_baseline, , 2)
@@ -80,7 +80,8 @@ ATLAS_VNNI double dot_int8() {
   __m512i sums[kChains], a = _mm512_set1_epi8(3);
   for (int i = 0; i < kChains; ++i) sums[i] = _mm512_set1_epi32(i);
   for (int64_t round = 0; round < kRounds; ++round) {
-    ATLAS_UNROLL for (int i = 0; i < kChains; ++i) sums[i] = _mm512_dpbusd_epi32(sums[i], a, sums[i]);
+    ATLAS_UNROLL for (int i = 0; i < kChains; ++i) sums[i] =
+        _mm512_dpbusd_epi32(sums[i], a, sums[i]);
   }
   for (int i = 1; i < kChains; ++i) sums[0] = _mm512_xor_si512(sums[0], sums[i]);
   keep(&sums[0]);
@@ -114,8 +115,8 @@ double best_seconds(ThreadPool& pool, Body body) {
 
 double rate(ThreadPool& pool, double (*loop)()) {
   std::vector<double> operations(static_cast<size_t>(pool.n_workers()));
-  const double seconds = best_seconds(
-      pool, [&](int worker) { operations[static_cast<size_t>(worker)] = loop(); });
+  const double seconds =
+      best_seconds(pool, [&](int worker) { operations[static_cast<size_t>(worker)] = loop(); });
   return operations[0] * pool.n_workers() / seconds;
 }
 

@@ -6,7 +6,7 @@ namespace atlas {
 // Of `threads` threads together. Dot products of bf16 and int8 are 0 where the CPU has none.
 // A multiplication and an addition are two operations.
 struct CpuRates {
-  double read_bytes;  // per second, from memory
+  double read_bytes;       // per second, from memory
   double f32, bf16, int8;  // operations per second, operands in registers
 };
 

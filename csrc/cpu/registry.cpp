@@ -15,8 +15,8 @@ std::vector<CpuKernelEntry>& entries() {
 }  // namespace
 
 bool register_cpu_kernel(const char* level, const char* signature, CpuKernel kernel,
-                         CpuScratch scratch) {
-  entries().push_back({level, signature, kernel, scratch});
+                         CpuScratch scratch, CpuScratch shared) {
+  entries().push_back({level, signature, kernel, scratch, shared});
   return true;
 }
 

@@ -13,7 +13,7 @@ struct CpuKernelEntry {
   const char* level;
   const char* signature;
   CpuKernel kernel;
-  CpuScratch scratch;  // may be null: none needed
+  CpuScratch scratch, shared;  // may be null: none needed
 };
 
 // The entry of `signature` at the first of `levels` that has one, or null.

@@ -75,7 +75,7 @@ std::string test_linear(const CpuKernelEntry& entry, int64_t rows, int64_t n, in
   Constant constants[2];
   constants[0].i = n;
   constants[1].i = k;
-  CpuLaunch launch = {operands, &rows, constants, 0, 1, nullptr};
+  CpuLaunch launch = {operands, &rows, constants, 0, 1, nullptr, nullptr, nullptr, nullptr};
   Buffer<std::byte> scratch(entry.scratch == nullptr ? 0 : entry.scratch(launch));
   launch.scratch = scratch.data();
   entry.kernel(launch);
@@ -107,6 +107,61 @@ std::string test_linear(const CpuKernelEntry& entry) {
   return "";
 }
 
+// Attention of the last rows of one sequence by one worker, over blocks in reverse order; the last
+// block and the columns have a tail.
+template <class Element>
+std::string test_attention(const CpuKernelEntry& entry) {
+  constexpr int64_t kHeads = 2, kDim = 40, kBlocks = 3, kBlock = 16, kRows = 3, kPosition = 34;
+  std::minstd_rand random(1);
+  std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
+  Element* kind = nullptr;
+  Buffer<Element> q(kRows * kHeads * kDim), keys(kBlocks * kBlock * kDim);
+  Buffer<Element> values(kBlocks * kBlock * kDim), out(kRows * kHeads * kDim);
+  for (int64_t i = 0; i < kRows * kHeads * kDim; ++i) q.data()[i] = stored(uniform(random), kind);
+  for (int64_t i = 0; i < kBlocks * kBlock * kDim; ++i) {
+    keys.data()[i] = stored(uniform(random), kind);
+    values.data()[i] = stored(uniform(random), kind);
+  }
+  std::memset(out.data(), 0xff, kRows * kHeads * kDim * sizeof(Element));
+
+  int32_t position[kRows], seq[kRows] = {}, table[kBlocks];
+  for (int32_t r = 0; r < kRows; ++r) position[r] = kPosition + r;
+  for (int32_t b = 0; b < kBlocks; ++b) table[b] = kBlocks - 1 - b;
+  void* operands[] = {q.data(), keys.data(), values.data(), position, seq, table, out.data()};
+  const int64_t dims[] = {kRows, 1, kBlocks, kBlocks};
+  Constant constants[3];
+  constants[0].i = kHeads;
+  constants[1].i = 1;
+  constants[2].i = kDim;
+  CpuLaunch launch = {operands, dims, constants, 0, 1, nullptr, nullptr, nullptr, nullptr};
+  Buffer<std::byte> scratch(entry.scratch == nullptr ? 0 : entry.scratch(launch));
+  launch.scratch = scratch.data();
+  entry.kernel(launch);
+
+  const auto in_cache = [&](int64_t t) { return (table[t / kBlock] * kBlock + t % kBlock) * kDim; };
+  for (int64_t i = 0; i < kRows * kHeads; ++i) {
+    double total = 0.0, sums[kDim] = {};
+    for (int64_t t = 0; t <= position[i / kHeads]; ++t) {
+      double score = 0.0;
+      for (int64_t d = 0; d < kDim; ++d) {
+        score += double{read(q.data()[i * kDim + d])} * read(keys.data()[in_cache(t) + d]);
+      }
+      const double weight = std::exp(score / std::sqrt(double{kDim}));
+      total += weight;
+      for (int64_t d = 0; d < kDim; ++d) sums[d] += weight * read(values.data()[in_cache(t) + d]);
+    }
+    for (int64_t d = 0; d < kDim; ++d) {
+      // Roundings of weights and result to bf16, if that is the type, on values below 1.
+      const double bound = sizeof(Element) == sizeof(float) ? 1e-5 : 8e-3;
+      const double actual = read(out.data()[i * kDim + d]), expected = sums[d] / total;
+      if (!(std::fabs(actual - expected) <= bound)) {
+        return "gives " + std::to_string(actual) + " for " + std::to_string(expected);
+      }
+    }
+  }
+  return "";
+}
+
 struct Test {
   const char* signature;
   std::string (*run)(const CpuKernelEntry&);
@@ -114,6 +169,8 @@ struct Test {
 constexpr Test kTests[] = {
     {"linear.x_f32.weight_f32.out_f32", test_linear<float>},
     {"linear.x_bf16.weight_bf16.out_f32", test_linear<uint16_t>},
+    {"paged_attention.q_f32.k_cache_f32.v_cache_f32.out_f32", test_attention<float>},
+    {"paged_attention.q_bf16.k_cache_bf16.v_cache_bf16.out_bf16", test_attention<uint16_t>},
 };
 
 // Where to go on a signal during a test; null on threads that run none.

@@ -5,9 +5,9 @@
 
 namespace atlas {
 
-// Runs the matrix kernels of `level` on small random data, one and several rows, against a plain
-// loop; takes about a millisecond. Empty if all agree; else the kernel and what it did. An illegal
-// instruction counts as a failure and does not end the process.
+// Runs the kernels of `level` that are made of dot products on small random data, one and several
+// rows, against a plain loop; takes about a millisecond. Empty if all agree; else the kernel and
+// what it did. An illegal instruction counts as a failure and does not end the process.
 std::string self_test_cpu_level(const std::string& level);
 
 }  // namespace atlas

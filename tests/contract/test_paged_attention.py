@@ -38,6 +38,70 @@ def test_matches_reference(device, case: Case, sharpness: float, rng) -> None:
     assert device.check(case, inputs(case, rng, sharpness)) <= 1.0
 
 
+LONG = {"n_heads": 6, "n_kv_heads": 2, "head_dim": 48, "max_blocks": 20, "blocks": 42}
+
+
+def at_positions(
+    dtype: str, positions: list[int], given: dict[str, np.ndarray], seqs: int = 1
+) -> tuple[Case, dict[str, np.ndarray]]:
+    """Rows at `positions` of sequence 0 of LONG (320 tokens), as many times over as there are sequences."""
+    rows = len(positions) * seqs
+    c = case("paged_attention", dtype, rows=rows, seqs=seqs, **LONG)
+    table = given["block_table"][:1].repeat(seqs, axis=0)
+    row = {
+        "q": np.tile(given["q"][positions], (seqs, 1)),
+        "row_position": np.tile(np.array(positions, np.int32), seqs),
+        "row_seq": np.repeat(np.arange(seqs, dtype=np.int32), len(positions)),
+    }
+    return c, {**given, **row, "block_table": table}
+
+
+def long_sequence(dtype: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """A q for each of 320 positions, and caches."""
+    c = case("paged_attention", dtype, rows=320, seqs=1, **LONG)
+    return {
+        **{name: normal(c, name, rng) for name in ("q", "k_cache", "v_cache")},
+        "block_table": rng.permutation(LONG["blocks"])[: LONG["max_blocks"]].astype(np.int32)[None],
+    }
+
+
+BOUNDARIES = [0, 1, 14, 15, 16, 17, 31, 32, 126, 127, 128, 129, 143, 144, 255, 256, 257, 319]
+"""Around the ends of blocks, and of the stretches of positions that a kernel may divide a context into."""
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_context_lengths_around_every_boundary(device, dtype: str, rng) -> None:
+    """Alone, several at once, and in whole prompts: near the reference, and bit for bit the same."""
+    given = long_sequence(dtype, rng)
+    prompt, inputs_of_prompt = at_positions(dtype, list(range(320)), given)
+    assert device.check(prompt, inputs_of_prompt) <= 1.0
+    whole = device.run(prompt, inputs_of_prompt)["out"]
+    together = device.run(*at_positions(dtype, BOUNDARIES, given))["out"]
+    batch = device.run(*at_positions(dtype, [300], given, seqs=9))["out"]
+    for index, position in enumerate(BOUNDARIES):
+        alone, one = at_positions(dtype, [position], given)
+        assert device.check(alone, one) <= 1.0
+        expected = whole[position].tobytes()
+        assert device.run(alone, one)["out"][0].tobytes() == expected, f"position {position} alone"
+        assert together[index].tobytes() == expected, f"position {position} among others"
+    assert {row.tobytes() for row in batch[:9]} == {whole[300].tobytes()}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_nan_reaches_the_rows_that_see_it_and_no_other(device, dtype: str, rng) -> None:
+    given = long_sequence(dtype, rng)
+    token = int(rng.integers(130, 250))
+    block = given["block_table"][0, token // 16]
+    for cache in ("k_cache", "v_cache"):
+        clean = given[cache].copy()
+        given[cache][block, 1, token % 16] = np.nan  # KV head 1: query heads 3 to 5
+        positions = list(range(token - 20, token + 20))
+        out = device.run(*at_positions(dtype, positions, given))["out"][:40].astype(np.float32).reshape(40, 6, 48)
+        assert np.isnan(out[20:, 3:]).all(), cache
+        assert not np.isnan(out[:20]).any() and not np.isnan(out[:, :3]).any(), cache
+        given[cache] = clean
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_row_does_not_depend_on_the_batch(device, dtype: str, rng) -> None:
     """Bit for bit: a row alone, and the same row among 130 of 5 sequences."""

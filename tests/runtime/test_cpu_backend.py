@@ -32,9 +32,11 @@ def some_cases(rng: np.random.Generator) -> list[tuple[Case, Given]]:
         for rows in (1, 13, 70):
             c = case("linear", {"x": dtype, "weight": dtype, "out": "f32"}, n=200, k=1100, rows=rows)
             cases.append((c, {"x": normal(c, "x", rng), "weight": normal(c, "weight", rng)}))
-        c = case("paged_attention", dtype, **HEADS, **PAGED)
-        cache = {name: normal(c, name, rng) for name in ("q", "k_cache", "v_cache")}
-        cases.append((c, {**paged(c, rng), **cache}))
+        # Many rows, and one row of a context that the workers divide.
+        for sizes in (PAGED, {"rows": 1, "seqs": 1, "max_blocks": 61, "blocks": 61}):
+            c = case("paged_attention", dtype, **HEADS, **sizes)
+            cache = {name: normal(c, name, rng) for name in ("q", "k_cache", "v_cache")}
+            cases.append((c, {**paged(c, rng), **cache}))
         c = case("swiglu", {"gate_up": "f32", "out": dtype}, intermediate=100, rows=3)
         cases.append((c, {"gate_up": normal(c, "gate_up", rng, 3.0)}))
         c = case("rms_norm", dtype, hidden=100, eps=1e-5, rows=5)

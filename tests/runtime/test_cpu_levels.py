@@ -47,7 +47,7 @@ def test_the_description_names_the_level_of_every_op() -> None:
         assert "all else at" in text
 
 
-@pytest.mark.parametrize(("faults", "found"), [(False, "gives nan for"), (True, "ends with signal 4")])
+@pytest.mark.parametrize(("faults", "found"), [(False, "nan for"), (True, "ends with signal 4")])
 def test_a_level_that_computes_something_wrong_is_not_used(faults: bool, found: str) -> None:
     """In a process of its own, in which the best level's kernels are broken before it is considered."""
     best, *others = core.extension().cpu_levels()
@@ -66,9 +66,7 @@ def test_a_level_that_computes_something_wrong_is_not_used(faults: bool, found: 
     assert best not in described and others[0] in described
     assert f"{best} fails its self-test and is not used" in told and found in told
     first_line = done.stderr.splitlines()[0]
-    assert (
-        first_line.startswith(f"cpu level {best} fails its self-test and is not used: linear.") and found in first_line
-    )
+    assert first_line.startswith(f"cpu level {best} fails its self-test and is not used: ") and found in first_line
     assert done.stderr.count("is not used") == 1  # said once, although two backends were made
     assert f"cpu level: {best} is not usable here" in done.stderr.splitlines()[-1]
 
