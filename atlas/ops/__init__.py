@@ -7,6 +7,7 @@ An op is found by its name in three places: `atlas/ops/<op>.py` (contract and re
 from atlas.ops.embedding import EMBEDDING
 from atlas.ops.gather_rows import GATHER_ROWS
 from atlas.ops.linear import LINEAR
+from atlas.ops.linear_a8 import LINEAR_A8
 from atlas.ops.mask_logits import MASK_LOGITS
 from atlas.ops.op import Op, Operand
 from atlas.ops.paged_attention import PAGED_ATTENTION
@@ -22,6 +23,7 @@ OPS = {
         EMBEDDING,
         RMS_NORM,
         LINEAR,
+        LINEAR_A8,
         ROPE_KV_APPEND,
         PAGED_ATTENTION,
         SWIGLU,

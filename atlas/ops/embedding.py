@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from atlas.ops.lazy import np
 from atlas.ops.op import EXACT, FLOAT, Arrays, Constants, Op, Operand
+from atlas.targets.formats import INTEGER_FORMATS
 
 
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
@@ -31,7 +32,7 @@ EMBEDDING = Op(
         Operand("row_seq", ("rows",), ("i32",)),
         Operand("seq_slot", ("seqs",), ("i32",)),
         Operand("last_token", ("slots",), ("i32",)),
-        Operand("table", ("vocab", "hidden"), FLOAT),
+        Operand("table", ("vocab", "hidden"), FLOAT + INTEGER_FORMATS),
         Operand("out", ("rows", "hidden"), ("f32",), "out"),
     ),
     dims=("rows", "seqs", "slots"),

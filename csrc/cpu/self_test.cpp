@@ -55,13 +55,17 @@ std::string test_linear(const CpuKernelEntry& entry, int64_t rows, int64_t n, in
   std::minstd_rand random(static_cast<unsigned>(rows));
   std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
   const int64_t panels = (n + kPanel - 1) / kPanel;
+  // A lane of a panel holds 4 bytes of consecutive columns: one f32 or two bf16.
+  constexpr int64_t kPerLane = 4 / int64_t{sizeof(Element)};
+  const int64_t lanes = (k + kPerLane - 1) / kPerLane;
   Buffer<Element> x(static_cast<size_t>(rows * k));
-  Buffer<Element> weight(static_cast<size_t>(panels * k * kPanel));
+  Buffer<Element> weight(static_cast<size_t>(panels * lanes * kPerLane * kPanel));
   Buffer<float> out(static_cast<size_t>(rows * n));
   Element* kind = nullptr;
   for (int64_t i = 0; i < rows * k; ++i) x.data()[i] = stored(uniform(random), kind);
   const auto at = [&](int64_t row, int64_t column) -> Element& {
-    return weight.data()[(row / kPanel * k + column) * kPanel + row % kPanel];
+    const int64_t lane = (row / kPanel * lanes + column / kPerLane) * kPanel + row % kPanel;
+    return weight.data()[lane * kPerLane + column % kPerLane];
   };
   for (int64_t row = 0; row < n; ++row) {
     for (int64_t column = 0; column < k; ++column) at(row, column) = stored(uniform(random), kind);

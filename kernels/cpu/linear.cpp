@@ -1,15 +1,19 @@
 /* atlas
 [layouts]
 weight = "panel16"
+[levels]
+also = ["avx512vnni"]
 */
 // linear: out[r, n] = sum over k of x[r, k] * weight[n, k], accumulated in fp32, rounded once.
 //
-// Layout: the weight is stored in panels of 16 output columns, [ceil(n / 16)][k][16], zero padded,
-//   so that one k of a panel is one vector and a panel streams through memory in order.
+// Layout: the weight is stored in panels of 16 output columns, zero padded ("panel16"): f32 as
+//   [ceil(n / 16)][k][16], bf16 as [ceil(n / 16)][ceil(k / 2)][16][2]. So one vector of a panel is
+//   one k or one pair of them, and a panel streams through memory in order.
 // Shapes: any rows, n and k.
 // Order: every output element is one chain of fused multiply-adds over k = 0, 1, 2, .., whichever
 //   tile computes it; partial sums that are set aside between two stretches of k stay fp32. So a
-//   row's result depends neither on the other rows, nor on tiles, chunks or workers.
+//   row's result depends neither on the other rows, nor on tiles, chunks or workers. At level
+//   avx512vnni a link of a bf16 chain is a pair of k (vdpbf16ps: fp32 sums, denormals are zero).
 // Tiles: rows x panels of accumulators in registers. A chain is as slow as the latency of an FMA
 //   (4 cycles), so 4 chains keep a unit busy; more rows save loads.
 // Work split: (block of up to 64 rows, panel), rows outermost, in contiguous ranges.
@@ -37,23 +41,73 @@ constexpr int64_t kBlockRows = 64;
 constexpr int64_t kStretch = 1024;
 constexpr int64_t kSumsStride = kTilePanels * kLanes;
 
-// What a tile works on: `k` columns of x from `x`, and of each panel. Partial sums of earlier
-// columns are in `sums`, kSumsStride floats a row, unless `first`.
+// Two consecutive bf16 of a row: what one lane of a bf16 panel is multiplied by.
+struct Pair {
+  uint32_t bits;
+};
+
+// x as tiles read it. A step is what a tile does at a time: one k, or two where the level has
+// dot products of bf16 pairs.
+#if defined(__AVX512BF16__)
 template <class Weight>
+using TileX = std::conditional_t<sizeof(Weight) == sizeof(float), float, Pair>;
+#else
+template <class Weight>
+using TileX = float;
+#endif
+template <class X>
+constexpr int64_t kStepK = std::is_same<X, Pair>::value ? 2 : 1;
+
+// k as panels have it: bf16 weights lie two k to a lane.
+template <class Weight>
+constexpr int64_t kLaneK = sizeof(float) / sizeof(Weight);
+
+// The weights of step `step` of a panel.
+ATLAS_INLINE F32x16 load_step(const float* panel, int64_t step, const float*) {
+  return load(panel + step * kLanes);
+}
+ATLAS_INLINE F32x16 load_step(const Bf16* panel, int64_t step, const float*) {
+  F32x16 r;
+  for (int i = 0; i < kParts; ++i) {
+    NativeU32 words;  // an even k is the lower half of a lane
+    __builtin_memcpy(&words, panel + step / 2 * 2 * kLanes + i * 2 * kNativeLanes, sizeof(words));
+    r.part[i] = bit_cast<NativeF32>(step % 2 == 0 ? words << 16 : words & 0xffff0000);
+  }
+  return r;
+}
+ATLAS_INLINE F32x16 add_step(F32x16 sum, float x, F32x16 weight) { return sum + splat(x) * weight; }
+
+#if defined(__AVX512BF16__)
+struct Pairs16 {
+  __m512bh lanes;
+};
+ATLAS_INLINE Pairs16 load_step(const Bf16* panel, int64_t step, const Pair*) {
+  return {bit_cast<__m512bh>(_mm512_loadu_si512(panel + step * 2 * kLanes))};
+}
+// Adds both products of a lane, in fp32; denormal factors and sums count as zero.
+ATLAS_INLINE F32x16 add_step(F32x16 sum, Pair x, Pairs16 weight) {
+  const auto pair = bit_cast<__m512bh>(_mm512_set1_epi32(static_cast<int32_t>(x.bits)));
+  return {{_mm512_dpbf16_ps(sum.part[0], weight.lanes, pair)}};
+}
+#endif
+
+// What a tile works on: `steps` of x from `x`, and of each panel. Partial sums of earlier
+// steps are in `sums`, kSumsStride floats a row, unless `first`.
+template <class X, class Weight>
 struct Tile {
-  const float* x;
+  const X* x;
   int64_t x_stride;
   const Weight* panel[kTilePanels];
-  int64_t k;
+  int64_t steps;
   float* sums;
   bool first;
 };
 
-template <int rows, class Weight>
-void accumulate(const Tile<Weight>& tile) {
+template <int rows, class X, class Weight>
+void accumulate(const Tile<X, Weight>& tile) {
   constexpr int panels = kTilePanels;
   F32x16 sum[rows][panels];
-  const float* x[rows];
+  const X* x[rows];
   const Weight* weight[panels];
   for (int r = 0; r < rows; ++r) {
     x[r] = tile.x + r * tile.x_stride;
@@ -62,29 +116,36 @@ void accumulate(const Tile<Weight>& tile) {
     }
   }
   for (int p = 0; p < panels; ++p) weight[p] = tile.panel[p];
-  for (int64_t k = 0; k < tile.k; ++k) {
-    F32x16 w[panels];
-    for (int p = 0; p < panels; ++p) w[p] = load(weight[p] + k * kLanes);
+  const auto step = [&](int64_t k) {
+    decltype(load_step(weight[0], k, tile.x)) w[panels];
+    for (int p = 0; p < panels; ++p) w[p] = load_step(weight[p], k, tile.x);
     for (int r = 0; r < rows; ++r) {
-      const F32x16 v = splat(x[r][k]);
-      for (int p = 0; p < panels; ++p) sum[r][p] = sum[r][p] + v * w[p];
+      for (int p = 0; p < panels; ++p) sum[r][p] = add_step(sum[r][p], x[r][k], w[p]);
+    }
+  };
+  int64_t k = 0;
+  if constexpr (kLaneK<Weight> == 2 && kStepK<X> == 1) {
+    for (; k + 2 <= tile.steps; k += 2) {  // both halves of a lane: which one is known here
+      step(k);
+      step(k + 1);
     }
   }
+  for (; k < tile.steps; ++k) step(k);
   for (int r = 0; r < rows; ++r) {
     for (int p = 0; p < panels; ++p) store(tile.sums + r * kSumsStride + p * kLanes, sum[r][p]);
   }
 }
 
 // accumulate() with `rows` as a compile-time constant, 1..max_rows.
-template <int max_rows, class Weight>
-ATLAS_INLINE void accumulate_rows(int64_t rows, const Tile<Weight>& tile) {
+template <int max_rows, class X, class Weight>
+ATLAS_INLINE void accumulate_rows(int64_t rows, const Tile<X, Weight>& tile) {
   if (rows == max_rows) return accumulate<max_rows>(tile);
   if constexpr (max_rows > 1) accumulate_rows<max_rows - 1>(rows, tile);
 }
 
 // All rows of a block, spread evenly over tiles; `tile` is the first one's place.
-template <class Weight>
-void accumulate_block(int64_t rows, Tile<Weight> tile) {
+template <class X, class Weight>
+void accumulate_block(int64_t rows, Tile<X, Weight> tile) {
   int64_t tiles = ceil_div(rows, kTileRows);
   while (rows > 0) {
     const int64_t count = ceil_div(rows, tiles--);
@@ -95,11 +156,19 @@ void accumulate_block(int64_t rows, Tile<Weight> tile) {
   }
 }
 
-// x of a block of rows as fp32: x itself, or a widened copy.
-ATLAS_INLINE const float* widened(const float* x, int64_t, float*) { return x; }
-ATLAS_INLINE const float* widened(const Bf16* x, int64_t n, float* to) {
-  for_lanes(n, [&](int64_t i, auto count) { store(to + i, load(x + i, count), count); });
-  return to;
+// A block of rows as tiles read it: x itself, or a copy.
+ATLAS_INLINE const float* tile_x(const float* x, int64_t, int64_t, float*) { return x; }
+ATLAS_INLINE const float* tile_x(const Bf16* x, int64_t rows, int64_t k, float* copy) {
+  for_lanes(rows * k, [&](int64_t i, auto count) { store(copy + i, load(x + i, count), count); });
+  return copy;
+}
+ATLAS_INLINE const Pair* tile_x(const Bf16* x, int64_t rows, int64_t k, Pair* copy) {
+  if (k % 2 == 0) return reinterpret_cast<const Pair*>(x);
+  for (int64_t r = 0; r < rows; ++r, x += k, copy += (k + 1) / 2) {
+    copy[k / 2].bits = 0;
+    __builtin_memcpy(copy, x, static_cast<size_t>(k) * sizeof(Bf16));
+  }
+  return copy - rows * ((k + 1) / 2);
 }
 
 // Where registers are few, widening bf16 weights anew for each row tile takes as long as using
@@ -107,11 +176,14 @@ ATLAS_INLINE const float* widened(const Bf16* x, int64_t n, float* to) {
 constexpr bool kCopiesWeights = kParts > 1;
 constexpr int64_t kWeightCopy = kCopiesWeights ? kTilePanels * kStretch * kLanes : 0;
 
-void accumulate_block_widened(int64_t, const Tile<float>&, float*) {}  // never wanted
-void accumulate_block_widened(int64_t rows, const Tile<Bf16>& tile, float* copy) {
-  Tile<float> wide = {tile.x, tile.x_stride, {}, tile.k, tile.sums, tile.first};
-  for (int p = 0; p < kTilePanels; ++p) {
-    wide.panel[p] = widened(tile.panel[p], tile.k * kLanes, copy + p * kStretch * kLanes);
+template <class Weight>
+void accumulate_block_widened(int64_t rows, const Tile<float, Weight>& tile, float* copy) {
+  Tile<float, float> wide = {tile.x, tile.x_stride, {}, tile.steps, tile.sums, tile.first};
+  for (int p = 0; p < kTilePanels; ++p, copy += kStretch * kLanes) {
+    for (int64_t k = 0; k < tile.steps; ++k) {
+      store(copy + k * kLanes, load_step(tile.panel[p], k, tile.x));
+    }
+    wide.panel[p] = copy;
   }
   accumulate_block(rows, wide);
 }
@@ -124,22 +196,28 @@ struct Scratch {
 };
 
 // One block of rows times panels [begin, end): for each group of panels, each stretch of k.
-template <class Weight, class Out>
-void multiply_block(const float* x, int64_t rows, const Weight* weight, Range panels, int64_t n,
+template <class X, class Weight, class Out>
+void multiply_block(const X* x, int64_t rows, const Weight* weight, Range panels, int64_t n,
                     int64_t k, const Scratch& scratch, Out* out) {
-  const bool copies = kCopiesWeights && sizeof(Weight) < sizeof(float) && rows > 3 * kTileRows;
+  constexpr bool may_copy = kCopiesWeights && sizeof(Weight) < sizeof(float);
+  const int64_t steps = ceil_div(k, kStepK<X>);
+  const int64_t panel_elements = ceil_div(k, kLaneK<Weight>) * kLaneK<Weight> * kLanes;
   for (int64_t first = panels.begin; first < panels.end; first += kTilePanels) {
-    for (int64_t from = 0; from < k; from += kStretch) {
-      Tile<Weight> tile = {x + from, k, {}, min64(kStretch, k - from), scratch.sums, from == 0};
+    for (int64_t from = 0; from < steps; from += kStretch) {
+      Tile<X, Weight> tile = {x + from,     steps,    {}, min64(kStretch, steps - from),
+                              scratch.sums, from == 0};
       for (int p = 0; p < kTilePanels; ++p) {
         // Past the end the last panel stands in; its sums are not stored.
-        tile.panel[p] = weight + (min64(first + p, panels.end - 1) * k + from) * kLanes;
+        tile.panel[p] =
+            weight + min64(first + p, panels.end - 1) * panel_elements + from * kStepK<X> * kLanes;
       }
-      if (copies) {
-        accumulate_block_widened(rows, tile, scratch.weight_copy);
-      } else {
-        accumulate_block(rows, tile);
+      if constexpr (may_copy) {
+        if (rows > 3 * kTileRows) {
+          accumulate_block_widened(rows, tile, scratch.weight_copy);
+          continue;
+        }
       }
+      accumulate_block(rows, tile);
     }
     const int64_t column = first * kLanes, last = min64(n, panels.end * kLanes);
     for (int64_t r = 0; r < rows; ++r) {
@@ -181,7 +259,8 @@ void linear(const CpuLaunch& launch) {
   partition_2d(launch, ceil_div(rows, height), ceil_div(n, kLanes), 1,
                [&](int64_t block, int64_t begin, int64_t end) {
                  const int64_t first = block * height, count = min64(height, rows - first);
-                 const float* from = widened(x + first * k, count * k, scratch.x_copy);
+                 auto* copy = reinterpret_cast<TileX<Weight>*>(scratch.x_copy);
+                 const auto* from = tile_x(x + first * k, count, k, copy);
                  multiply_block(from, count, weight, {begin, end}, n, k, scratch, out + first * n);
                });
 }

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from atlas.runtime.dtypes import NUMPY
+from atlas.targets.formats import FORMATS, GROUP
 from atlas.targets.shape import KV_BLOCK_SIZE
+from atlas.weights.quantized import QuantizedArray
 from tests.contract.harness import Case
 
 Array = np.ndarray[Any, Any]
@@ -17,6 +19,24 @@ def normal(case: Case, operand: str, rng: np.random.Generator, scale: float = 1.
     """N(0, scale^2) in the operand's dtype, live part only."""
     values = rng.standard_normal(case.shape(operand, spare=False), np.float32) * np.float32(scale)
     return values.astype(NUMPY[case.dtype(operand)])
+
+
+def blocks(case: Case, operand: str, rng: np.random.Generator) -> QuantizedArray:
+    """A random matrix in the operand's block format: all codes, scales that make values of about 1 / sqrt(k)."""
+    format, (n, k) = FORMATS[case.dtype(operand)], case.shape(operand)
+    shape = (n, -(-k // GROUP))
+    scales = rng.uniform(0.5, 2.0, shape) * k**-0.5 / 2 ** (format.bits - 1)
+    minimums = -scales * rng.uniform(4, 12, shape)
+    rounded = {"f16": np.float16, "f32": np.float32}
+    zeros = rng.integers(0, 17, shape) if format.zero else np.full(shape, format.bias) if format.bias else None
+    return QuantizedArray(
+        "i8" if format.signed else "u4",
+        rng.integers(-128, 128, (n, k)).astype(np.int8) if format.signed else rng.integers(0, 16, (n, k), np.uint8),
+        scales.astype(rounded[format.scale]).astype(np.float32),
+        (1, GROUP),
+        None if zeros is None else zeros.astype(np.int16),
+        minimums.astype(rounded[format.minimum]).astype(np.float32) if format.minimum else None,
+    )
 
 
 def paged(case: Case, rng: np.random.Generator) -> dict[str, Array]:

@@ -3,14 +3,19 @@
 import numpy as np
 import pytest
 
+from atlas.targets.formats import FORMATS
 from tests.contract.harness import Case, case
-from tests.contract.inputs import normal
+from tests.contract.inputs import blocks, normal
 
 CASES = [
     case("embedding", dtype, vocab=vocab, hidden=hidden, rows=rows, seqs=seqs, slots=9)
     for dtype in ("f32", "bf16")
-    for vocab, hidden in ((320, 128), (1003, 576), (50, 60))
+    for vocab, hidden in ((320, 128), (1003, 576), (50, 61))
     for rows, seqs in ((1, 1), (7, 3), (130, 8))
+] + [
+    case("embedding", dtype, vocab=vocab, hidden=hidden, rows=rows, seqs=3, slots=9)
+    for dtype in FORMATS
+    for vocab, hidden, rows in ((320, 576, 33), (33, 71, 7))
 ]
 
 
@@ -25,7 +30,7 @@ def test_matches_reference(device, case: Case, rng) -> None:
         "row_seq": rng.integers(0, dims["seqs"], dims["rows"]).astype(np.int32),
         "seq_slot": rng.permutation(dims["slots"])[: dims["seqs"]].astype(np.int32),
         "last_token": rng.integers(0, vocab, dims["slots"]).astype(np.int32),
-        "table": normal(case, "table", rng),
+        "table": (blocks if case.dtype("table") in FORMATS else normal)(case, "table", rng),
     }
     assert device.check(case, given) == 0.0
 

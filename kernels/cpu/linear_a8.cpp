@@ -1,0 +1,192 @@
+/* atlas
+[layouts]
+weight = "panel16"
+[levels]
+also = ["avx512vnni", "i8mm"]
+*/
+// linear_a8: out[r, n] = sum over groups of 32 k of xs * (ws * dot(qx, qw) + m * sum(qx)) for
+// weights in an integer block format; x is rounded to int8 per row and group first (round_int8.h).
+//
+// Layout: panels of 16 output columns, one block of codes, scales and offsets per group (blocks.h).
+// Shapes: any rows, n and k; the last group may be short.
+// Order: the integer dot product of a group is exact, and the groups of an output element are one
+//   chain of fp32 operations over k, whichever tile computes it. So a row's result depends neither
+//   on the other rows, nor on tiles, chunks or workers.
+// Tiles: up to kTileRows rows by one panel. Codes are unpacked once per tile; a row's four
+//   activations are broadcast from the rounded copy of the tile, which lies group by group.
+// Work split: (block of rows, panel), rows outermost, in contiguous ranges. Each worker rounds the
+//   rows of its blocks itself: a few hundred cycles a row, less than another barrier.
+// Bytes: per 512 weights a block of 256 to 544; all blocks once per block of rows.
+// Bound: memory up to about 3 rows; above it 8 multiply-adds per row and block, and 2 to 3 for the
+//   scales on the same units: at most 8/11 (with offsets) or 8/10 of the peak.
+#include "atlas/blocks.h"
+#include "atlas/partition.h"
+#include "atlas/round_int8.h"
+
+namespace atlas {
+namespace {
+
+// Integer and fp32 sums of a tile stay in registers.
+#if defined(__AVX512F__)
+constexpr int kTileRows = 12;
+#elif defined(__AVX2__)
+constexpr int kTileRows = 4;
+#elif defined(__aarch64__)
+constexpr int kTileRows = 4;
+#else
+constexpr int kTileRows = 2;
+#endif
+
+// Rows of a block: their rounded copy stays within a share of L2.
+constexpr int64_t kBlockRows = 4 * kTileRows;
+constexpr int64_t kCopyBytes = int64_t{512} << 10;
+constexpr int64_t kRowGroupBytes = sizeof(RoundedGroup<1, float>);
+
+// How far ahead of use a panel is asked for.
+constexpr int64_t kPrefetch = 2048;
+
+// The sum of a group's q is needed as fp32 where it multiplies offsets, else as an integer.
+template <class Format>
+using Sum = std::conditional_t<Format::kHasOffset, float, int32_t>;
+
+template <class Format, int rows>
+ATLAS_INLINE void add_group(const uint8_t* block, const RoundedGroup<rows, Sum<Format>>& x,
+                            F32x16* sum) {
+  Dots<Format::kBits> dots[rows];
+  for (int r = 0; r < rows; ++r) {
+    dots[r].start(Format::kHasOffset ? 0 : -Format::kBias * static_cast<int32_t>(x.sum[r]));
+  }
+  for (int i = 0; i < Format::kLoads; ++i) {
+    const Codes codes = load_codes(block + i * kStepBytes);
+    if constexpr (Format::kBits == 8) {
+      for (int r = 0; r < rows; ++r) dots[r].add(codes, x.q[r] + i * kStepK);
+    } else {
+      const Codes low = low_nibbles(codes), high = high_nibbles(codes);
+      for (int r = 0; r < rows; ++r) dots[r].add(low, x.q[r] + i * kStepK);
+      for (int r = 0; r < rows; ++r) dots[r].add(high, x.q[r] + (i + Format::kLoads) * kStepK);
+    }
+  }
+  const F32x16 scale = Format::scales(block), minimum = Format::minimums(block, scale);
+  for (int r = 0; r < rows; ++r) {
+    F32x16 value = to_float(dots[r].finish()) * scale;
+    if constexpr (Format::kHasOffset) {
+      value = fma(minimum, splat(x.sum[r]), value);
+    }
+    sum[r] = fma(splat(x.scale[r]), value, sum[r]);
+  }
+}
+
+// One tile of rows times one panel.
+template <class Format, int rows>
+void multiply(const std::byte* rounded, const uint8_t* panel, int64_t groups, float* out,
+              int64_t stride, int64_t columns) {
+  const auto* x = reinterpret_cast<const RoundedGroup<rows, Sum<Format>>*>(rounded);
+  F32x16 sum[rows];
+  for (int r = 0; r < rows; ++r) sum[r] = zero();
+  for (int64_t g = 0; g < groups; ++g) {
+    for (int64_t i = 0; i < Format::kBytes; i += 64) __builtin_prefetch(panel + kPrefetch + i);
+    add_group<Format, rows>(panel, x[g], sum);
+    panel += Format::kBytes;
+  }
+  for (int r = 0; r < rows; ++r) {
+    if (columns == kLanes) {
+      store(out + r * stride, sum[r]);
+    } else {
+      store(out + r * stride, sum[r], columns);
+    }
+  }
+}
+
+// A tile whose number of rows becomes a compile-time constant, 1..max_rows.
+template <class Format, int max_rows>
+ATLAS_INLINE void multiply_rows(int64_t rows, const std::byte* rounded, const uint8_t* panel,
+                                int64_t groups, float* out, int64_t stride, int64_t columns) {
+  if (rows == max_rows) {
+    return multiply<Format, max_rows>(rounded, panel, groups, out, stride, columns);
+  }
+  if constexpr (max_rows > 1) {
+    multiply_rows<Format, max_rows - 1>(rows, rounded, panel, groups, out, stride, columns);
+  }
+}
+
+// Rows of a tile beside each other, group by group: what RoundedGroup<rows> says, for any `rows`.
+template <class Sum, class X>
+void round_tile(const X* x, int64_t rows, int64_t k, std::byte* to) {
+  for (int64_t g = 0; g * kGroup < k; ++g) {
+    auto* q = reinterpret_cast<int8_t*>(to);
+    auto* scale = reinterpret_cast<float*>(to + rows * kGroup);
+    auto* sum = reinterpret_cast<Sum*>(scale + rows);
+    for (int64_t r = 0; r < rows; ++r) {
+      round_group(x + r * k + g * kGroup, k - g * kGroup, q + r * kGroup, scale + r, sum + r);
+    }
+    to += rows * kRowGroupBytes;
+  }
+}
+
+ATLAS_INLINE int64_t block_rows(int64_t k) {
+  const int64_t fit = kCopyBytes / (ceil_div(k, kGroup) * kRowGroupBytes);
+  return max64(kTileRows, min64(kBlockRows, fit / kTileRows * kTileRows));
+}
+
+size_t scratch(const CpuLaunch& launch) {
+  const int64_t k = launch.integer(1);
+  return static_cast<size_t>(block_rows(k) * ceil_div(k, kGroup) * kRowGroupBytes);
+}
+
+// Calls body(first, count) for the tiles of `rows`, which are spread evenly over them.
+template <class Body>
+ATLAS_INLINE void for_tiles(int64_t rows, Body body) {
+  int64_t tiles = ceil_div(rows, kTileRows);
+  for (int64_t first = 0; first < rows;) {
+    const int64_t count = ceil_div(rows - first, tiles--);
+    body(first, count);
+    first += count;
+  }
+}
+
+template <class X, class Format>
+void linear_a8(const CpuLaunch& launch) {
+  const auto* x = launch.operand<const X>(0);
+  const auto* weight = launch.operand<const uint8_t>(1);
+  auto* out = launch.operand<float>(2);
+  const int64_t rows = launch.dims[0], n = launch.integer(0), k = launch.integer(1);
+  if (rows == 0) return;
+  const int64_t groups = ceil_div(k, kGroup), panel_bytes = Format::panel_bytes(k);
+  // Blocks of equal height.
+  const int64_t height = ceil_div(rows, ceil_div(rows, block_rows(k)));
+
+  partition_2d(launch, ceil_div(rows, height), ceil_div(n, kLanes), 1,
+               [&](int64_t block, int64_t begin, int64_t end) {
+                 const int64_t first_row = block * height, count = min64(height, rows - first_row);
+                 const auto rounded = [&](int64_t row) {
+                   return launch.scratch + row * groups * kRowGroupBytes;
+                 };
+                 for_tiles(count, [&](int64_t first, int64_t tile) {
+                   round_tile<Sum<Format>>(x + (first_row + first) * k, tile, k, rounded(first));
+                 });
+                 for (int64_t panel = begin; panel < end; ++panel) {
+                   for_tiles(count, [&](int64_t first, int64_t tile) {
+                     float* to = out + (first_row + first) * n + panel * kLanes;
+                     multiply_rows<Format, kTileRows>(tile, rounded(first),
+                                                      weight + panel * panel_bytes, groups, to, n,
+                                                      min64(kLanes, n - panel * kLanes));
+                   });
+                 }
+               });
+}
+
+ATLAS_CPU_KERNEL("linear_a8.x_f32.weight_i8g32", linear_a8<float, I8g32>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_f32.weight_i8g32f", linear_a8<float, I8g32f>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_f32.weight_i4g32", linear_a8<float, I4g32>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_f32.weight_i4g32z", linear_a8<float, I4g32z>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_f32.weight_i4g32m", linear_a8<float, I4g32m>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_f32.weight_i4g32f", linear_a8<float, I4g32f>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_bf16.weight_i8g32", linear_a8<Bf16, I8g32>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_bf16.weight_i8g32f", linear_a8<Bf16, I8g32f>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_bf16.weight_i4g32", linear_a8<Bf16, I4g32>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_bf16.weight_i4g32z", linear_a8<Bf16, I4g32z>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_bf16.weight_i4g32m", linear_a8<Bf16, I4g32m>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_bf16.weight_i4g32f", linear_a8<Bf16, I4g32f>, scratch);
+
+}  // namespace
+}  // namespace atlas
