@@ -329,3 +329,21 @@ def write(folder: Path, tensors: Pieces, config: dict[str, Any], **quantization:
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
     return folder
+
+
+def write_model(folder: Path, layout: str, config: dict[str, Any], tensors: Pieces, seed: int) -> Pieces:
+    """A model whose projections are stored in `layout`, their values drawn anew. Returns all float values."""
+    rng = np.random.default_rng(seed)
+    stored: Pieces = {}
+    values: Pieces = {}
+    stated: dict[str, Any] = {}
+    for name, array in tensors.items():
+        module = name.removesuffix(".weight")
+        if not module.endswith("_proj"):
+            stored[name] = values[name] = array
+            continue
+        written = LAYOUTS[layout](rng, *array.shape)
+        stated, values[name] = written.config, written.values
+        stored |= {f"{module}.{piece}": part for piece, part in written.pieces.items()}
+    write(folder, stored, config, **stated)
+    return values

@@ -1,0 +1,25 @@
+"""Quantised checkpoints through the runner: in f32, the logits of the model with the same values stored plainly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import tiny_model
+from tests.models import run
+from tests.weights.quantized_files import LAYOUTS, write, write_model
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_logits_are_those_of_the_values(layout: str, tmp_path: Path) -> None:
+    config = {**tiny_model.CONFIG, "num_hidden_layers": 1, "vocab_size": 40}
+    tensors = tiny_model.tensors(config, seed=0)
+    values = write_model(tmp_path / "quantised", layout, config, tensors, seed=1)
+    ids = [1, 7, 39, 0, 12, 5]
+    expected = run.logits(run.load(write(tmp_path / "plain", values, config), "cpu", "f32"), ids)
+    np.testing.assert_array_equal(run.logits(run.load(tmp_path / "quantised", "cpu", "f32"), ids), expected)
+    zeros = {name: array if "proj" not in name else array * 0 for name, array in values.items()}
+    without = run.logits(run.load(write(tmp_path / "zeros", zeros, config), "cpu", "f32"), ids)
+    assert np.abs(expected - without).max() > 1e-3  # the quantised weights do reach the logits
