@@ -76,9 +76,11 @@ def _paged_attention(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.G
 def _sample(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator) -> None:
     """Half of the rows greedy, half with top-p: what servers see."""
     _normal(arrays["logits"][:rows], rng, 4.0)
+    arrays["adjust"][:rows] = 0
     arrays["temperature"][:rows] = np.where(np.arange(rows) % 2, 0.0, 0.7)
     arrays["top_k"][:rows] = 0
     arrays["top_p"][:rows] = 0.95
+    arrays["min_p"][:rows] = 0.0
     arrays["seed"][:rows] = rng.integers(0, 1 << 62, rows)
     arrays["position"][:rows] = rng.integers(0, CONTEXT, rows)
     arrays["slot"][:rows] = -1

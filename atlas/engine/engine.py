@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 import numpy as np
 
 from atlas.engine.kv_cache import BlockPool
-from atlas.engine.messages import FinishReason, SamplingParams, SequenceOutput, Stats
+from atlas.engine.messages import FinishReason, SamplingParams, SequenceOutput, Stats, TokenLogprobs
 from atlas.engine.sampling import check
+from atlas.engine.sampling_state import bias_row, count_row, token_mask
 from atlas.engine.scheduler import Scheduler
 from atlas.engine.sequence import Sequence
-from atlas.engine.step_builder import fill
+from atlas.engine.step_builder import LogitRow, fill
 from atlas.errors import RequestError
-from atlas.runtime.runner import Runner
+from atlas.runtime.runner import Logprobs, Runner
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +28,7 @@ class Engine:
         self.runner = runner
         self.pool = BlockPool(limits.n_blocks)
         max_seqs = min(limits.n_seqs, limits.n_logits)
-        self.scheduler = Scheduler(self.pool, limits.n_rows, max_seqs, limits.n_slots)
+        self.scheduler = Scheduler(self.pool, limits.n_rows, max_seqs, limits.n_slots, limits.n_logits)
         self.steps = 0
         self._sequences: dict[str, Sequence] = {}
 
@@ -68,28 +70,67 @@ class Engine:
         chunks = self.scheduler.schedule()
         if not chunks:
             return []
-        sampling = fill(self.runner.block, chunks)
+        for chunk in chunks:
+            self._prepare_slot(chunk.sequence)
+        rows = fill(self.runner.block, chunks)
         self.runner.forward()
-        if sampling:
-            tokens = self.runner.sample()
-        else:
-            self.runner.backend.synchronize()  # the device must be done with the block before it is refilled
-            tokens = np.zeros(0, np.int32)
+        results = self._sample(rows)
         self.steps += 1
         for chunk in chunks:
             chunk.sequence.computed += chunk.rows
-        return [self._append(chunk.sequence, int(token)) for chunk, token in zip(sampling, tokens, strict=True)]
+        groups = itertools.groupby(zip(rows, *results, strict=True), key=lambda result: result[0].sequence)
+        return [self._output(sequence, list(group)) for sequence, group in groups]
 
-    def _append(self, sequence: Sequence, token: int) -> SequenceOutput:
-        if not 0 <= token < self.runner.config.shape.vocab_size:  # INVALID_TOKEN
-            self._finish(sequence)
-            position = len(sequence.tokens)
-            error = f"the model's logits at position {position} are not finite numbers; no token can be chosen"
-            return SequenceOutput(sequence.request_id, [], "error", error)
+    def _prepare_slot(self, sequence: Sequence) -> None:
+        """Write the per-slot state that a sequence uses, when it has just been given a slot."""
+        if sequence.slot_ready:
+            return
+        vocab = self.runner.config.shape.vocab_size
+        if sequence.sampling.logit_bias:
+            self.runner.write_slot("logit_bias", sequence.slot, bias_row(sequence.sampling, vocab))
+        if sequence.sampling.penalises:
+            self.runner.write_slot("token_count", sequence.slot, count_row(sequence, vocab))
+        sequence.slot_ready = True
+
+    def _sample(self, rows: list[LogitRow]) -> tuple[list[int], list[TokenLogprobs | None]]:
+        """Run the sample program. The token of each row, and what was asked about it."""
+        if not rows:
+            self.runner.backend.synchronize()  # the device must be done with the block before it is refilled
+            return [], []
+        vocab = self.runner.config.shape.vocab_size
+        # Made while the device may still compute the logits.
+        masks = [token_mask(row.sequence, vocab) for row in rows if row.mask is not None]
+        if masks:
+            self.runner.deliver_mask(np.stack(masks))
+        tokens = self.runner.sample().tolist()
+        if all(row.n_top is None for row in rows):
+            return tokens, [None] * len(rows)
+        logprobs = self.runner.logprobs()
+        return tokens, [_report(logprobs, i, row, tokens[i]) for i, row in enumerate(rows)]
+
+    def _output(self, sequence: Sequence, results: list[tuple[LogitRow, int, TokenLogprobs | None]]) -> SequenceOutput:
+        """What a step's rows of one sequence mean for it."""
+        prompt: list[TokenLogprobs] = []
+        for row, token, report in results:
+            if not 0 <= token < self.runner.config.shape.vocab_size:  # INVALID_TOKEN
+                self._finish(sequence)
+                position = len(sequence.tokens) if row.target is None else row.target
+                error = f"the model's logits at position {position} are not finite numbers; no token can be chosen"
+                return SequenceOutput(sequence.request_id, [], "error", error)
+            if row.target is None:
+                return self._append(sequence, token, [] if report is None else [report], prompt)
+            assert report is not None
+            prompt.append(report)
+            sequence.prompt_reported = row.target + 1
+        return SequenceOutput(sequence.request_id, [], prompt_logprobs=prompt)
+
+    def _append(
+        self, sequence: Sequence, token: int, logprobs: list[TokenLogprobs], prompt: list[TokenLogprobs]
+    ) -> SequenceOutput:
         params = sequence.sampling
         if params.max_tokens == 0:
             self._finish(sequence)
-            return SequenceOutput(sequence.request_id, [], "length")
+            return SequenceOutput(sequence.request_id, [], "length", prompt_logprobs=prompt)
         sequence.tokens.append(token)
         sequence.last_token_on_device = True
         reason: FinishReason | None = None
@@ -99,7 +140,7 @@ class Engine:
             reason = "length"
         if reason:
             self._finish(sequence)
-        return SequenceOutput(sequence.request_id, [token], reason)
+        return SequenceOutput(sequence.request_id, [token], reason, None, logprobs, prompt)
 
     def _finish(self, sequence: Sequence) -> None:
         del self._sequences[sequence.request_id]
@@ -116,3 +157,17 @@ class Engine:
             total_blocks=self.pool.total,
             steps=self.steps,
         )
+
+
+def _report(logprobs: Logprobs, i: int, row: LogitRow, sampled: int) -> TokenLogprobs | None:
+    """Row `i` of a step's log-probabilities, as the request asked for it."""
+    if row.n_top is None:
+        return None
+    token = sampled if row.target is None else row.sequence.tokens[row.target]
+    return TokenLogprobs(
+        token,
+        float(logprobs.logprob[i]),
+        int(logprobs.rank[i]),
+        logprobs.top_token[i, : row.n_top].tolist(),
+        logprobs.top_logprob[i, : row.n_top].tolist(),
+    )

@@ -19,8 +19,9 @@ import math
 import msgspec
 
 from atlas.errors import RequestError
+from atlas.ops.logprobs import MAX_TOP
 
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = MAX_TOP
 MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0

@@ -31,8 +31,9 @@ class Chunk:
 class Scheduler:
     """Queues and admission. `running` is in order of admission."""
 
-    def __init__(self, pool: BlockPool, max_rows: int, max_seqs: int, n_slots: int) -> None:
-        self.pool, self.max_rows, self.max_seqs = pool, max_rows, max_seqs
+    def __init__(self, pool: BlockPool, max_rows: int, max_seqs: int, n_slots: int, max_logits: int) -> None:
+        """`max_logits`: rows of one step whose logits can be computed, at least `max_seqs`."""
+        self.pool, self.max_rows, self.max_seqs, self.max_logits = pool, max_rows, max_seqs, max_logits
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
@@ -56,33 +57,33 @@ class Scheduler:
         KV blocks for every chunk are allocated on return.
         """
         chunks: list[Chunk] = []
-        budget = self.max_rows
         for sequence in [s for s in self.running if s.pending == 1]:
             if sequence.slot >= 0 and self._reserve(sequence, 1, chunks):
                 chunks.append(Chunk(sequence, 1))
-                budget -= 1
-        chunks = [chunk for chunk in chunks if chunk.sequence.slot >= 0]  # preempted after being scheduled
-        budget = self.max_rows - len(chunks)
         for sequence in [s for s in self.running if s.pending > 1]:
-            rows = min(sequence.pending, budget)
+            rows = self._fit(sequence, chunks)
             if rows > 0 and sequence.slot >= 0 and self._reserve(sequence, rows, chunks):
                 chunks.append(Chunk(sequence, rows))
-                budget -= rows
-        chunks = [chunk for chunk in chunks if chunk.sequence.slot >= 0]
-        budget = self.max_rows - sum(chunk.rows for chunk in chunks)
-        while self.waiting and self._slots and len(self.running) < self.max_seqs and budget > 0:
+        while self.waiting and self._slots and len(self.running) < self.max_seqs:
             sequence = self.waiting[0]
+            rows = self._fit(sequence, chunks)
             # The whole prompt must fit now, or a half-prefilled sequence would soon be preempted.
-            if sequence.blocks_missing(sequence.pending) > self.pool.free:
+            if rows == 0 or sequence.blocks_missing(sequence.pending) > self.pool.free:
                 break
             self.waiting.popleft()
             sequence.slot = self._slots.pop()
             self.running.append(sequence)
-            rows = min(sequence.pending, budget)
             sequence.blocks += self.pool.allocate(sequence.blocks_missing(rows))
             chunks.append(Chunk(sequence, rows))
-            budget -= rows
         return chunks
+
+    def _fit(self, sequence: Sequence, chunks: list[Chunk]) -> int:
+        """How many pending rows of `sequence` the step still has room for beside `chunks`."""
+        rows = min(sequence.pending, self.max_rows - sum(chunk.rows for chunk in chunks))
+        logits = self.max_logits - sum(chunk.sequence.logit_rows(chunk.rows) for chunk in chunks)
+        while (excess := sequence.logit_rows(rows) - logits) > 0:
+            rows -= excess
+        return rows
 
     def _reserve(self, sequence: Sequence, rows: int, chunks: list[Chunk]) -> bool:
         """Allocate blocks for `rows`, preempting later admissions. False: the sequence itself was preempted."""
@@ -90,6 +91,7 @@ class Scheduler:
         while missing > self.pool.free:
             victim = self.running[-1]
             self._preempt(victim)
+            chunks[:] = [chunk for chunk in chunks if chunk.sequence is not victim]
             if victim is sequence:
                 return False
         if missing > 0:

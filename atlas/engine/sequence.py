@@ -17,6 +17,9 @@ class Sequence:
         a step uses is derived from it.
     blocks: KV blocks in order; empty while waiting.  slot: its row of per-slot state, -1 while waiting.
     last_token_on_device: the last token was sampled into the slot by the previous step.
+    slot_ready: the slot holds this sequence's bias and token counts (where it uses them).
+    prompt_reported: leading prompt tokens whose log-probabilities need not be sent: they were, or nobody can
+        say (the first). A sequence that is computed again after a preemption reports nothing twice.
     """
 
     request_id: str
@@ -27,6 +30,8 @@ class Sequence:
     blocks: list[int] = dataclasses.field(default_factory=list)
     slot: int = -1
     last_token_on_device: bool = False
+    slot_ready: bool = False
+    prompt_reported: int = 1
 
     @property
     def generated(self) -> int:
@@ -42,6 +47,24 @@ class Sequence:
         """KV blocks to allocate before `rows` more tokens can be computed."""
         return -(-(self.computed + rows) // KV_BLOCK_SIZE) - len(self.blocks)
 
+    def prompt_targets(self, rows: int) -> range:
+        """Positions of the prompt tokens whose log-probabilities the next `rows` rows have to give."""
+        if self.sampling.prompt_logprobs is None:
+            return range(0)
+        # The row at position p says what the model thinks of the token at p + 1.
+        begin, end = self.computed + 1, self.computed + rows + 1
+        return range(max(begin, self.prompt_reported), min(end, self.prompt_length))
+
+    def logit_rows(self, rows: int) -> int:
+        """How many of the next `rows` rows need logits; no row needs them twice."""
+        return len(self.prompt_targets(rows)) + (self.computed + rows == len(self.tokens))
+
+    @property
+    def masked(self) -> bool:
+        """The next token is chosen under a mask that the host delivers: see `sampling_state.token_mask`."""
+        return self.generated < self.sampling.min_tokens and bool(self.sampling.stop_token_ids)
+
     def preempt(self) -> None:
         """Forget what the device holds; the tokens stay and are computed again later."""
         self.computed, self.blocks, self.slot, self.last_token_on_device = 0, [], -1, False
+        self.slot_ready = False

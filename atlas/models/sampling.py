@@ -2,38 +2,75 @@
 
 from __future__ import annotations
 
+from atlas.ops.logprobs import MAX_TOP
 from atlas.runtime.program import Recorder
 
 
 def record(recorder: Recorder, vocab: int) -> None:
-    """Record the sample program over buffer `logits` [n_logits, vocab], which the forward program leaves."""
+    """Record the sample program over buffer `logits` [n_logits, vocab], which the forward program leaves.
+
+    Per-slot state: `logit_bias` and `token_count` [n_slots, vocab], written by the host when a sequence that uses
+    them gets its slot; from then on `sample` counts. Rows that ask for nothing cost nothing.
+    """
     recorder.begin("sample")
-    mask_shape = ("n_logits", -(-vocab // 32))
+    sizes = {"vocab": vocab}
+    per_slot = ("n_slots", vocab)
+    adjusted = recorder.buffer("adjusted", "f32", ("n_logits", vocab), "workspace")
+    token = recorder.buffer("token", "i32", ("n_logits",), "state")
+    token_count = recorder.buffer("token_count", "i32", per_slot, "state")
     recorder.launch(
-        "mask_logits",
-        "mask_logits",
+        "adjust_logits",
+        "adjust_logits",
         {
-            "mask_index": "step.logit_mask",
-            "mask": recorder.buffer("logit_mask", "u32", mask_shape, "delivery"),
             "logits": "logits",
+            "adjust": "step.logit_adjust",
+            "slot": "step.logit_slot",
+            "bias": recorder.buffer("logit_bias", "f32", per_slot, "state"),
+            "token_count": token_count,
+            "repetition": "step.logit_repetition",
+            "frequency": "step.logit_frequency",
+            "presence": "step.logit_presence",
+            "mask_index": "step.logit_mask",
+            "mask": recorder.buffer("logit_mask", "u32", ("n_logits", -(-vocab // 32)), "delivery"),
+            "adjusted": adjusted,
         },
-        {"logits": "n_logits"},
-        {"vocab": vocab},
+        {"logits": "n_logits", "slots": "n_slots"},
+        sizes,
     )
     recorder.launch(
         "sample",
         "sample",
         {
             "logits": "logits",
+            "adjusted": adjusted,
+            "adjust": "step.logit_adjust",
             "temperature": "step.logit_temperature",
             "top_k": "step.logit_top_k",
             "top_p": "step.logit_top_p",
+            "min_p": "step.logit_min_p",
             "seed": "step.logit_seed",
             "position": "step.logit_position",
             "slot": "step.logit_slot",
-            "token": recorder.buffer("token", "i32", ("n_logits",), "state"),
+            "token": token,
             "last_token": "last_token",
+            "token_count": token_count,
         },
         {"logits": "n_logits", "slots": "n_slots"},
-        {"vocab": vocab},
+        sizes,
+    )
+    recorder.launch(
+        "logprobs",
+        "logprobs",
+        {
+            "logits": "logits",
+            "n_top": "step.logit_n_top",
+            "target": "step.logit_target",
+            "token": token,
+            "logprob": recorder.buffer("logprob", "f32", ("n_logits",), "state"),
+            "rank": recorder.buffer("rank", "i32", ("n_logits",), "state"),
+            "top_token": recorder.buffer("top_token", "i32", ("n_logits", MAX_TOP), "state"),
+            "top_logprob": recorder.buffer("top_logprob", "f32", ("n_logits", MAX_TOP), "state"),
+        },
+        {"logits": "n_logits"},
+        {**sizes, "max_top": MAX_TOP},
     )

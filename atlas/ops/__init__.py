@@ -4,11 +4,12 @@ An op is found by its name in three places: `atlas/ops/<op>.py` (contract and re
 `kernels/<hardware>/<op>.{cpp,cu}` (kernel) and `tests/contract/test_<op>.py`.
 """
 
+from atlas.ops.adjust_logits import ADJUST_LOGITS
 from atlas.ops.embedding import EMBEDDING
 from atlas.ops.gather_rows import GATHER_ROWS
 from atlas.ops.linear import LINEAR
 from atlas.ops.linear_a8 import LINEAR_A8
-from atlas.ops.mask_logits import MASK_LOGITS
+from atlas.ops.logprobs import LOGPROBS
 from atlas.ops.op import Op, Operand
 from atlas.ops.paged_attention import PAGED_ATTENTION
 from atlas.ops.residual_add import RESIDUAL_ADD
@@ -29,8 +30,9 @@ OPS = {
         SWIGLU,
         RESIDUAL_ADD,
         GATHER_ROWS,
-        MASK_LOGITS,
+        ADJUST_LOGITS,
         SAMPLE,
+        LOGPROBS,
     )
 }
 

@@ -77,6 +77,17 @@ class RunnerOptions:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Logprobs:
+    """What op `logprobs` gave, by logit row: logprob float32 and rank int32 [n_logits], top_token int32 and
+    top_logprob float32 [n_logits, MAX_TOP]. Rows and entries that nobody asked for hold anything."""
+
+    logprob: Array
+    rank: Array
+    top_token: Array
+    top_logprob: Array
+
+
 class Runner:
     """A loaded model. Fill `block`, then call `forward` and `sample`, once each per step.
 
@@ -190,7 +201,8 @@ class Runner:
         for name, value in (("row_token", 0), ("row_seq", 0), ("row_position", 0), ("row_kind", 0), ("logit_row", 0)):
             getattr(block, name)[0] = value
         block.seq_slot[0] = block.block_table[0, 0] = block.logit_position[0] = 0
-        block.logit_slot[0] = block.logit_mask[0] = -1
+        block.logit_slot[0] = block.logit_mask[0] = block.logit_n_top[0] = block.logit_target[0] = -1
+        block.logit_adjust[0] = 0
         block.logit_temperature[0] = 0.0
         self.forward()
         self.sample()
@@ -200,8 +212,13 @@ class Runner:
         self.backend.begin_step(self.plan.offsets["step.header"], self.step_memory, self.block.used_bytes())
         self.backend.run(self._forward, 0, len(self.forward_program.launches))
 
+    def write_slot(self, name: str, slot: int, row: Array) -> None:
+        """Before forward: one slot's row of per-slot state, "logit_bias" (float32) or "token_count" (int32) [vocab]."""
+        self.backend.write(self.plan.offsets[name] + slot * row.nbytes, row)
+
     def deliver_mask(self, mask: Array) -> None:
-        """Between forward and sample: bit masks [rows, ceil(vocab / 32)] uint32, addressed by `block.logit_mask`."""
+        """Between forward and sample: bit masks [rows, ceil(vocab / 32)] uint32, addressed by `block.logit_mask`
+        of the rows whose `block.logit_adjust` says that a mask applies."""
         self.backend.write(self.plan.offsets["logit_mask"], np.ascontiguousarray(mask, np.uint32))
 
     def sample(self) -> Array:
@@ -212,10 +229,21 @@ class Runner:
         return self._tokens[:count]
 
     def logits(self) -> Array:
-        """A copy of the step's logits, float32 [n_logits, vocab]. Between forward and sample, which may change them."""
+        """A copy of the step's logits, float32 [n_logits, vocab]. Between forward and the next step."""
         rows = np.empty((self.block.symbols()["n_logits"], self.config.shape.vocab_size), np.float32)
         self.backend.read(self.plan.offsets["logits"], rows)
         return rows
+
+    def logprobs(self) -> Logprobs:
+        """After sample: what it left for the rows whose `block.logit_n_top` is not negative."""
+        count = self.block.symbols()["n_logits"]
+        arrays = []
+        for name in ("logprob", "rank", "top_token", "top_logprob"):
+            buffer = self.buffers[name]
+            shape = (count, *buffer.extents(self.limits.symbols())[1:])
+            arrays.append(np.empty(shape, NUMPY[buffer.dtype]))
+            self.backend.read(self.plan.offsets[name], arrays[-1])
+        return Logprobs(*arrays)
 
     def run_launch(self, program: str, index: int) -> None:
         """Run one launch of "forward" or "sample" on the current step: for debugging."""

@@ -20,7 +20,7 @@ from atlas.ops.lazy import np
 from atlas.targets.expression import evaluate
 from atlas.targets.quant import DTYPE_BYTES
 
-STEP_VERSION = 1
+STEP_VERSION = 2
 """Raised with every change of this file's tables; the core refuses another version."""
 
 ROW_PREFILL, ROW_DECODE, ROW_VERIFY = 0, 1, 2
@@ -61,8 +61,15 @@ FIELDS = (
     StepField("logit_temperature", "f32", ("n_logits",)),
     StepField("logit_top_k", "i32", ("n_logits",)),
     StepField("logit_top_p", "f32", ("n_logits",)),
-    StepField("logit_mask", "i32", ("n_logits",)),  # row of the delivered mask; negative: none
+    StepField("logit_min_p", "f32", ("n_logits",)),
     StepField("logit_seed", "i64", ("n_logits",)),
+    StepField("logit_adjust", "i32", ("n_logits",)),  # ADJUST_* bits of atlas/ops/adjust_logits.py
+    StepField("logit_repetition", "f32", ("n_logits",)),
+    StepField("logit_frequency", "f32", ("n_logits",)),
+    StepField("logit_presence", "f32", ("n_logits",)),
+    StepField("logit_mask", "i32", ("n_logits",)),  # row of the delivered mask
+    StepField("logit_n_top", "i32", ("n_logits",)),  # likeliest tokens to report; negative: no log-probabilities
+    StepField("logit_target", "i32", ("n_logits",)),  # token they are for; negative: the sampled one
     # sequences; block_table is last, so that a step copies no more of it than it uses
     StepField("seq_slot", "i32", ("n_seqs",)),
     StepField("block_table", "i32", ("n_seqs", "max_blocks")),

@@ -18,7 +18,7 @@ constexpr int kCoreAbi = 1;
 
 // Version and word order of the step header: atlas/runtime/step.py defines both. Word 0 is the
 // version, word 1 + i is symbol i.
-constexpr int kStepVersion = 1;
+constexpr int kStepVersion = 2;
 
 // A constant of a launch. CPU kernels take it at run time; on a GPU it is compiled in.
 union Constant {

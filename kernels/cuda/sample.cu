@@ -7,15 +7,18 @@ THREADS = 512
 [knobs.choices]
 THREADS = [256, 512, 1024]
 */
-// sample: one token per row of logits; -1 for a row with a NaN or without a finite maximum.
+// sample: one token per row of logits, or of `adjusted` where adjust is not 0; -1 for a row with a
+// NaN or without a finite maximum.
 //
-// logits [logits, vocab] f32; one block a row. Temperature <= 0: the first of the largest logits.
-// Else weights exp((logit - max) / temperature), top-k, then top-p over what is left (ties at a
-// threshold are kept), and the inverse CDF in id order at a Philox number that depends on (seed,
-// position) alone. Thresholds are found without sorting: the logits' order-preserving integer keys
-// are searched two bits at a time for the largest key whose upper side holds enough. Sums are fp64
-// in a fixed order. Bytes: 4 x vocab per pass over the row: one pass when greedy, else 16 more for
-// each of top-k and top-p and two to draw; bound by one multiprocessor's cache bandwidth.
+// logits, adjusted [logits, vocab] f32; one block a row. Temperature <= 0: the first of the largest
+// logits. Else weights exp((logit - max) / temperature), top-k, then top-p over what is left, then
+// min-p (ties at a threshold are kept), and the inverse CDF in id order at a Philox number that
+// depends on (seed, position) alone. The token goes to its slot's last_token, and where penalties
+// apply token_count [slots, vocab] counts it. Thresholds are found without sorting: the logits'
+// order-preserving integer keys are searched two bits at a time for the largest key whose upper
+// side holds enough. Sums are fp64 in a fixed order. Bytes: 4 x vocab per pass over the row: one
+// pass when greedy, else 16 more for each of top-k and top-p and two to draw; bound by one
+// multiprocessor's cache bandwidth.
 #include "atlas/instance.h"
 #include "atlas/ordered_key.cuh"
 #include "atlas/philox.cuh"
@@ -24,6 +27,7 @@ THREADS = [256, 512, 1024]
 namespace {
 
 using constants::vocab;
+constexpr int kPenalties = 2;  // bit of `adjust`, see adjust_logits.cu
 constexpr int kThreads = launch::block, kWarp = atlas::kWarp, kWarps = kThreads / kWarp;
 
 struct Scratch {
@@ -140,16 +144,20 @@ __device__ int inverse_cdf(const float* logits, double u, Weight weight, int oth
 }  // namespace
 
 ATLAS_KERNEL(const types::logits* __restrict__ all_logits,
+             const types::adjusted* __restrict__ adjusted,
+             const types::adjust* __restrict__ adjusts,
              const types::temperature* __restrict__ temperatures,
              const types::top_k* __restrict__ top_ks, const types::top_p* __restrict__ top_ps,
-             const types::seed* __restrict__ seeds, const types::position* __restrict__ positions,
-             const types::slot* __restrict__ slots, types::token* __restrict__ tokens,
-             types::last_token* __restrict__ last_token, const int* n_logits,
+             const types::min_p* __restrict__ min_ps, const types::seed* __restrict__ seeds,
+             const types::position* __restrict__ positions, const types::slot* __restrict__ slots,
+             types::token* __restrict__ tokens, types::last_token* __restrict__ last_token,
+             types::token_count* __restrict__ token_count, const int* n_logits,
              const int* /*n_slots*/) {
   __shared__ Scratch scratch;
   const int row = blockIdx.x;
   if (row >= *n_logits) return;
-  const float* logits = all_logits + static_cast<size_t>(row) * vocab;
+  const int adjust = adjusts[row];
+  const float* logits = (adjust != 0 ? adjusted : all_logits) + static_cast<size_t>(row) * vocab;
 
   // The largest key, and the lowest id among equals, as one 64-bit maximum.
   unsigned long long best = 0;
@@ -192,6 +200,7 @@ ATLAS_KERNEL(const types::logits* __restrict__ all_logits,
       // means that rounding kept the sum from the target: everything stays.
       if (key > atlas::kKeyMinusInfinity) lowest_weight = weight_of(atlas::from_ordered_key(key));
     }
+    lowest_weight = fmaxf(lowest_weight, min_ps[row]);  // the largest weight is 1
     const auto kept_weight = [&](float logit) -> double {
       const float weight = weight_of(logit);
       return atlas::ordered_key(logit) >= lowest_key && weight >= lowest_weight ? weight : 0.0f;
@@ -201,6 +210,12 @@ ATLAS_KERNEL(const types::logits* __restrict__ all_logits,
   }
   if (threadIdx.x == 0) {
     tokens[row] = token;
-    if (slots[row] >= 0) last_token[slots[row]] = token;
+    const int slot = slots[row];
+    if (slot >= 0) {
+      last_token[slot] = token;
+      if ((adjust & kPenalties) != 0 && token >= 0) {
+        ++token_count[static_cast<size_t>(slot) * vocab + token];
+      }
+    }
   }
 }

@@ -61,8 +61,8 @@ class TestWhatIsCompiled:
         assert build.build(tree, gpu_targets(tree), 2, lines.append, selection={}) == first
         assert counting.calls == []
         assert [line for line in lines if "different kernels" in line] == [
-            "14 different kernels, 14 compiled, 0 from the cache",
-            "14 different kernels, 0 compiled, 14 from the cache",
+            "15 different kernels, 15 compiled, 0 from the cache",
+            "15 different kernels, 0 compiled, 15 from the cache",
         ]
 
     def test_a_touched_kernel_is_compiled_again_and_nothing_else(
@@ -114,7 +114,7 @@ class TestWhatIsCompiled:
             counting.calls.clear()
             change()
             built(tree, gpu_targets(tree))
-            assert len(counting.calls) == 14
+            assert len(counting.calls) == 15
 
 
 class TestReproducible:
@@ -271,7 +271,7 @@ class TestRealFailures:
             built(tree, gpu_targets(tree))
 
     def test_an_output_that_is_not_written(self, tree: Path, gpu_targets: Targets) -> None:
-        edit(tree / "cuda/sample.cu", "last_token[slots[row]] = token", "tokens[slots[row]] = token")
+        edit(tree / "cuda/sample.cu", "last_token[slot] = token", "tokens[slot] = token")
         with pytest.raises(BuildError, match="never writes its output last_token"):
             built(tree, gpu_targets(tree))
 
@@ -289,7 +289,7 @@ class TestCache:
     ) -> None:
         first = built(tree, gpu_targets(tree))
         entries = sorted((cache.cache_root() / "kernels").iterdir())
-        assert len(entries) == 14 and all(entry.suffix == ".kernel" for entry in entries)
+        assert len(entries) == 15 and all(entry.suffix == ".kernel" for entry in entries)
         damages: list[Callable[[bytes], bytes]] = [
             lambda data: data[:-1],
             lambda data: data[:-1] + bytes([data[-1] ^ 1]),
@@ -355,7 +355,7 @@ class TestCache:
         folder.chmod(0o777)
         counting.calls.clear()
         built(tree, gpu_targets(tree))
-        assert len(counting.calls) == 14
+        assert len(counting.calls) == 15
         assert f"the cache {folder} can be written by others: not used (chmod 700 it)" in caplog.text
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
@@ -379,7 +379,7 @@ class TestCache:
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
         manifest, _ = built(tree, gpu_targets(tree))
-        assert len(manifest.sets[0].kernels) == 14
+        assert len(manifest.sets[0].kernels) == 15
 
     def test_a_relative_cache_home_is_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", "here")

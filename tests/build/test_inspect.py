@@ -96,7 +96,7 @@ def test_what_is_missing_is_named(reads: tuple[int, ...], writes: tuple[int, ...
 
 
 def test_an_output_in_place_need_not_be_read() -> None:
-    inspect.check(OPS["mask_logits"], (0, 1), (2,), (), "here")
+    inspect.check(OPS["logprobs"], (0, 1, 2, 3), (4, 5, 6, 7), (), "here")
 
 
 @pytest.fixture(scope="module")

@@ -34,8 +34,9 @@ KEYS = [
     KernelKey(
         "sample",
         (
-            *(("logits", "f32"), ("temperature", "f32"), ("top_k", "i32"), ("top_p", "f32"), ("seed", "i64")),
-            *(("position", "i32"), ("slot", "i32"), ("token", "i32"), ("last_token", "i32")),
+            *(("logits", "f32"), ("adjusted", "f32"), ("adjust", "i32"), ("temperature", "f32"), ("top_k", "i32")),
+            *(("top_p", "f32"), ("min_p", "f32"), ("seed", "i64"), ("position", "i32"), ("slot", "i32")),
+            *(("token", "i32"), ("last_token", "i32"), ("token_count", "i32")),
         ),
         (("vocab", 300),),
     ),

@@ -96,7 +96,7 @@ def test_a_draw_depends_on_seed_and_position_alone(model: Path) -> None:
     while engine.busy:
         for output in engine.step():
             logits = engine.runner.read("logits")[0]
-            assert output.token_ids == [choose(logits, 1.3, 50, 0.9, -77 & (2**64 - 1), length + drawn)]
+            assert output.token_ids == [choose(logits, 1.3, 50, 0.9, 0.0, -77 & (2**64 - 1), length + drawn)]
             drawn += 1
     assert drawn == 8
 

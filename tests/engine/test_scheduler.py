@@ -27,7 +27,7 @@ def advance(scheduler: Scheduler) -> dict[str, int]:
 
 
 def test_decoding_rows_come_first_and_prompts_fill_the_rest() -> None:
-    scheduler = Scheduler(BlockPool(64), max_rows=32, max_seqs=4, n_slots=4)
+    scheduler = Scheduler(BlockPool(64), max_rows=32, max_seqs=4, n_slots=4, max_logits=8)
     scheduler.add(sequence("a", 5))
     assert advance(scheduler) == {"a": 5}
     scheduler.add(sequence("b", 50))
@@ -38,7 +38,7 @@ def test_decoding_rows_come_first_and_prompts_fill_the_rest() -> None:
 
 
 def test_no_more_sequences_than_slots() -> None:
-    scheduler = Scheduler(BlockPool(64), max_rows=32, max_seqs=8, n_slots=2)
+    scheduler = Scheduler(BlockPool(64), max_rows=32, max_seqs=8, n_slots=2, max_logits=8)
     for name in "abc":
         scheduler.add(sequence(name, 4))
     assert advance(scheduler) == {"a": 4, "b": 4}
@@ -47,7 +47,7 @@ def test_no_more_sequences_than_slots() -> None:
 
 
 def test_the_latest_admission_is_preempted_and_comes_back_whole() -> None:
-    scheduler = Scheduler(BlockPool(4), max_rows=64, max_seqs=4, n_slots=4)
+    scheduler = Scheduler(BlockPool(4), max_rows=64, max_seqs=4, n_slots=4, max_logits=8)
     first, second = sequence("a", 31), sequence("b", 30)
     scheduler.add(first)
     scheduler.add(second)
@@ -61,7 +61,7 @@ def test_the_latest_admission_is_preempted_and_comes_back_whole() -> None:
 
 
 def test_a_preempted_sequence_comes_back_before_those_that_never_ran() -> None:
-    scheduler = Scheduler(BlockPool(4), max_rows=64, max_seqs=2, n_slots=2)
+    scheduler = Scheduler(BlockPool(4), max_rows=64, max_seqs=2, n_slots=2, max_logits=8)
     first, second, third = sequence("a", 32), sequence("b", 31), sequence("c", 1)
     for s in (first, second, third):
         scheduler.add(s)
@@ -72,7 +72,7 @@ def test_a_preempted_sequence_comes_back_before_those_that_never_ran() -> None:
 
 
 def test_removing_a_waiting_sequence_leaves_the_pool_alone() -> None:
-    scheduler = Scheduler(BlockPool(4), max_rows=8, max_seqs=1, n_slots=1)
+    scheduler = Scheduler(BlockPool(4), max_rows=8, max_seqs=1, n_slots=1, max_logits=8)
     first, second = sequence("a", 4), sequence("b", 4)
     scheduler.add(first)
     scheduler.add(second)
@@ -95,7 +95,7 @@ def test_every_sequence_finishes_and_every_block_comes_back(
     """Random loads, with preemption: a step never exceeds its budget, never runs a sequence without
     the blocks for its rows, and no two sequences own one block."""
     pool = BlockPool(blocks)
-    scheduler = Scheduler(pool, max_rows=max_rows, max_seqs=8, n_slots=8)
+    scheduler = Scheduler(pool, max_rows=max_rows, max_seqs=8, n_slots=8, max_logits=8)
     live = [sequence(str(i), prompt) for i, prompt in enumerate(prompts)]
     for s in live:
         scheduler.add(s)

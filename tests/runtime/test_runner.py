@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from atlas.debug.compare import compare, error_ratio
 from atlas.errors import AtlasError, CheckpointError, ConfigError
 from atlas.ops import OPS
+from atlas.ops.adjust_logits import ADJUST_MASK
 from atlas.ops.op import BF16, EXACT, Op
 from atlas.runtime import host
 from atlas.runtime.runner import Runner, RunnerOptions
@@ -44,7 +45,8 @@ def step(runner: Runner, ids: list[int], slots: list[int]) -> None:
     block.row_position[:count] = 0
     block.seq_slot[:count] = block.logit_slot[:count] = slots
     block.block_table[:count, 0] = np.arange(count)
-    block.logit_mask[:count] = -1
+    block.logit_n_top[:count] = block.logit_target[:count] = -1
+    block.logit_adjust[:count] = 0
     block.logit_temperature[:count] = 0.0
     runner.forward()
 
@@ -53,7 +55,6 @@ def step(runner: Runner, ids: list[int], slots: list[int]) -> None:
 def test_a_mask_delivered_between_forward_and_sample_decides(model: Path, backend: str) -> None:
     """Rows 0 and 2 share a mask of one token, row 1 has none, row 3 another mask."""
     runner = load(model, backend=backend, max_seqs=4)
-    runner.block.logit_mask[:4] = -1
     step(runner, [5, 6, 7, 8], [0, 1, 2, 3])
     free = runner.sample().copy()
     mask = np.zeros((2, 10), np.uint32)
@@ -61,6 +62,7 @@ def test_a_mask_delivered_between_forward_and_sample_decides(model: Path, backen
     mask[1, 9] = 1 << 31
     step(runner, [5, 6, 7, 8], [0, 1, 2, 3])
     runner.block.logit_mask[:4] = [0, -1, 0, 1]
+    runner.block.logit_adjust[:4] = [ADJUST_MASK, 0, ADJUST_MASK, ADJUST_MASK]
     runner.forward()
     runner.deliver_mask(mask)
     assert runner.sample().tolist() == [123, free[1], 123, 319]

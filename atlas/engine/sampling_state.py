@@ -1,0 +1,40 @@
+"""What the device needs from the host to sample one sequence: a mask, and rows of its slot's state."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atlas.engine.sampling import SamplingParams
+from atlas.engine.sequence import Sequence
+from atlas.ops.adjust_logits import COUNT_PROMPT
+from atlas.runtime.backend import Array
+
+
+def token_mask(sequence: Sequence, vocab: int) -> Array:
+    """Which tokens may come next, as bits: uint32 [ceil(vocab / 32)], bit v % 32 of word v // 32.
+
+    Everything that forbids tokens meets here, so that a sequence has one mask.
+    """
+    allowed = np.full(-(-vocab // 32), 0xFFFFFFFF, np.uint32)
+    if sequence.generated < sequence.sampling.min_tokens:
+        for token in sequence.sampling.stop_token_ids:
+            allowed[token // 32] &= np.uint32(0xFFFFFFFF ^ 1 << token % 32)
+    return allowed
+
+
+def bias_row(params: SamplingParams, vocab: int) -> Array:
+    """What is added to each logit: float32 [vocab]."""
+    row = np.zeros(vocab, np.float32)
+    row[list(params.logit_bias)] = list(params.logit_bias.values())
+    return row
+
+
+def count_row(sequence: Sequence, vocab: int) -> Array:
+    """Where and how often each token has occurred: int32 [vocab], as `adjust_logits` reads it.
+
+    Written whole when a sequence gets its slot: whatever part of the prompt runs in which chunk, is computed
+    again after a preemption or not at all, the counts are right. From then on `sample` counts on the device.
+    """
+    generated = np.bincount(sequence.tokens[sequence.prompt_length :], minlength=vocab).astype(np.uint32)
+    generated[sequence.tokens[: sequence.prompt_length]] |= np.uint32(COUNT_PROMPT)
+    return generated.view(np.int32)
