@@ -59,7 +59,8 @@ ADJUST_LOGITS = Op(
         Operand("presence", ("logits",), ("f32",)),
         Operand("mask_index", ("logits",), ("i32",)),
         Operand("mask", ("logits", "ceil_div(vocab, 32)"), ("u32",)),
-        Operand("adjusted", ("logits", "vocab"), ("f32",), "inout"),
+        # "out" although rows may be left alone: whoever reads it goes by the same `adjust`.
+        Operand("adjusted", ("logits", "vocab"), ("f32",), "out"),
     ),
     dims=("logits", "slots"),
     constants=("vocab",),

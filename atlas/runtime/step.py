@@ -122,6 +122,7 @@ class StepBlock:
             start = self._offsets[field.name]
             self.fields[field.name] = raw[start : start + count * dtype.itemsize].view(dtype).reshape(shape)
         self.fields["header"][0] = STEP_VERSION
+        self.fields["logit_n_top"][:] = self.fields["logit_target"][:] = -1  # who says nothing asks for nothing
         self.set_symbols(limits.symbols())
 
     def __getattr__(self, name: str) -> Any:
