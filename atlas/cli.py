@@ -1,4 +1,4 @@
-"""The `atlas` command: `atlas serve`, `atlas build`, `atlas targets`, `atlas doctor`, each as `python -m atlas.<name>`.
+"""The `atlas` command: `atlas serve`, `build`, `targets`, `bench` and `doctor`, each as `python -m atlas.<name>`.
 
 Standard library only, so that `atlas --version` and `atlas targets` answer at once and in any install.
 """
@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP",
     "build": "compile a kernel pack for a model",
     "targets": "list hardware, models and quants, and what this install holds",
+    "bench": "measure speed and accuracy",
     "doctor": "check this install and this machine, and say what to do",
 }
 

@@ -147,8 +147,14 @@ OFFLINE_FIELDS = (
 """Settings that mean something without a server."""
 
 
-def offline_config(model: str | Path, options: Mapping[str, Any]) -> ServeConfig:
-    """The settings of a model that is used without a server. Raises ConfigError naming the option."""
+def offline_config(model: str | Path, options: Mapping[str, Any], *, strict: bool = True) -> ServeConfig:
+    """The settings of a model that is used without a server.
+
+    strict: False takes numbers as text too, as on a command line.
+
+    Raises:
+        ConfigError: naming the option.
+    """
     values: dict[str, Any] = {}
     for name, value in options.items():
         if name not in OFFLINE_FIELDS:
@@ -158,7 +164,7 @@ def offline_config(model: str | Path, options: Mapping[str, Any]) -> ServeConfig
         if name == "kernel_pack" and isinstance(value, list | tuple):
             value = tuple(str(path) if isinstance(path, Path) else path for path in value)
         if value is not None or name not in ("backend", "max_seqs", "max_rows", "kernel_pack", "offline"):
-            values[name] = value if value is None else _convert(name, name, value, strict=True)
+            values[name] = value if value is None else _convert(name, name, value, strict=strict)
     return ServeConfig(model=_convert("model", "model", str(model), strict=True), **values)
 
 
@@ -239,24 +245,36 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    hints = get_type_hints(ServeConfig)
     for field in msgspec.structs.fields(ServeConfig):
-        help_text = _description(field.name)
-        if field.default not in (None, ()):
-            help_text += f" (default: {field.default})"
-        choices = get_args(hints[field.name])
-        if field.name == "model":
-            parser.add_argument("model", nargs="?", metavar="MODEL", help=help_text)
-        elif hints[field.name] is bool:
-            parser.add_argument(flag_name(field.name), action=argparse.BooleanOptionalAction, help=help_text)
-        elif get_origin(hints[field.name]) is tuple:
-            parser.add_argument(flag_name(field.name), action="append", metavar="FILE", help=help_text)
-        else:
-            metavar = "|".join(choices) if choices and all(isinstance(c, str) for c in choices) else None
-            parser.add_argument(flag_name(field.name), metavar=metavar, help=help_text)
+        _add_flag(parser, field)
     parser.add_argument("--config", dest="config_file", metavar="FILE", help="read settings from a TOML file")
     parser.add_argument("--print-config", action="store_true", help="print every setting with its origin and exit")
     return parser
+
+
+def add_offline_flags(parser: argparse._ActionsContainer) -> None:
+    """Flags of OFFLINE_FIELDS, spelt and explained as the server's. What was given goes to `offline_config` with
+    strict=False. Give the parser `argument_default=argparse.SUPPRESS`, so that the rest stays unset."""
+    for field in msgspec.structs.fields(ServeConfig):
+        if field.name in OFFLINE_FIELDS:
+            _add_flag(parser, field)
+
+
+def _add_flag(parser: argparse._ActionsContainer, field: Any) -> None:
+    hint = get_type_hints(ServeConfig)[field.name]
+    help_text = _description(field.name)
+    if field.default not in (None, ()):
+        help_text += f" (default: {field.default})"
+    choices = get_args(hint)
+    if field.name == "model":
+        parser.add_argument("model", nargs="?", metavar="MODEL", help=help_text)
+    elif hint is bool:
+        parser.add_argument(flag_name(field.name), action=argparse.BooleanOptionalAction, help=help_text)
+    elif get_origin(hint) is tuple:
+        parser.add_argument(flag_name(field.name), action="append", metavar="FILE", help=help_text)
+    else:
+        metavar = "|".join(choices) if choices and all(isinstance(c, str) for c in choices) else None
+        parser.add_argument(flag_name(field.name), metavar=metavar, help=help_text)
 
 
 def _description(name: str) -> str:

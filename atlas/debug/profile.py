@@ -79,6 +79,15 @@ def fill_step(runner: Runner, seqs: int, rows: int, position: int) -> None:
     block.logit_mask[:seqs] = -1
 
 
+def cost(runner: Runner) -> tuple[int, int]:
+    """(bytes, operations) of the step that `runner.block` describes, as in Work; nothing is run."""
+    launches = (*runner.forward_program.launches, *runner.sample_program.launches)
+    return (
+        sum(_bytes(runner, launch) for launch in launches),
+        sum(_operations(runner, launch) for launch in launches),
+    )
+
+
 def profile(runner: Runner, repeats: int) -> Profile:
     """Run the step that `runner.block` describes `repeats` times and take the lower quartile of every launch's time.
 

@@ -1,0 +1,182 @@
+"""`python -m atlas.bench prefill|decode|ladder|quant-accuracy`: measure, print a table, write JSON and a plot."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from atlas.bench import accuracy, flags, machine, plot, roofline, speed
+from atlas.bench.local import LocalTarget
+from atlas.bench.remote import RemoteTarget
+from atlas.cli import show
+from atlas.config import OFFLINE_FIELDS, flag_name, offline_config
+from atlas.errors import AtlasError, ConfigError
+from atlas.llm import LLM
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit code: 0, 1 where a request failed, 2 for wrong settings."""
+    given = flags.parser().parse_args(argv)
+    try:
+        return _accuracy(given, argv) if given.command == "quant-accuracy" else _speed(given, argv)
+    except AtlasError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _options(given: argparse.Namespace) -> dict[str, Any]:
+    """What was said of LLM's options, as values."""
+    said = {name: value for name, value in vars(given).items() if name in OFFLINE_FIELDS}
+    config = offline_config(given.model, said, strict=False)
+    return {name: getattr(config, name) for name in said}
+
+
+def _result(given: argparse.Namespace, argv: Sequence[str], **more: Any) -> dict[str, Any]:
+    settings = {name: value for name, value in vars(given).items() if name not in ("json", "plot", "api_key")}
+    return {
+        "what": f"python -m atlas.bench {given.command}",
+        "command": flags.secret(argv),
+        "settings": {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()},
+        **machine.describe(),
+        **more,
+    }
+
+
+def _write(path: Path | None, result: dict[str, Any]) -> None:
+    if path is not None:
+        try:
+            path.write_text(json.dumps(_finite(result), indent=1, allow_nan=False) + "\n")
+        except OSError as error:
+            raise ConfigError("--json", f"{path}: {error.strerror}") from None
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for what JSON has no number for: an interval of one block, say."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+# ---- speed -----------------------------------------------------------------------------------------
+
+
+def _speed(given: argparse.Namespace, argv: Sequence[str]) -> int:
+    output = getattr(given, "output_tokens", 1)
+    levels = getattr(given, "concurrency", [1])
+    cases = speed.cases(given.command, given.prompt_tokens, output, levels, getattr(given, "requests", 1))
+    options = _options(given)
+    target: speed.Target
+    if "url" in given:
+        if options:
+            flag = flag_name(next(iter(options)))
+            raise ConfigError(flag, "given with --url", fix="it is the server's own setting")
+        key = given.api_key or os.environ.get("OPENAI_API_KEY", "")
+        target = RemoteTarget(given.url, key, given.served_model, given.ignore_eos, given.timeout)
+    else:
+        options.setdefault("max_seqs", max(levels))
+        options.setdefault("max_context", max(case.prompt_tokens + case.output_tokens for case in cases))
+        target = LocalTarget(LLM(given.model, **options))
+    try:
+        show(", ".join(f"{name} {value}" for name, value in target.description.items()))
+        show(_header())
+        results = speed.measure(
+            target,
+            cases,
+            repeats=given.repeats,
+            warm_up=given.warm_up,
+            seed=given.seed,
+            threads=options.get("threads"),
+            report=lambda result: show(_line(result)),
+        )
+    finally:
+        target.close()
+    _write(given.json, _result(given, argv, target=target.description, cases=results))
+    if getattr(given, "plot", None) is not None:
+        given.plot.write_text(_chart(target.description, results))
+    return int(any(result["failures"] for result in results))
+
+
+def _header() -> str:
+    names = (
+        "prefill t/s",
+        "decode t/s",
+        "output t/s",
+        "req/s",
+        "TTFT p50/p99 ms",
+        "inter-token p50/p99",
+        "end p50/p99 ms",
+    )
+    widths = (12, 11, 11, 8, 17, 20, 19)
+    return f"{'case':<24}" + "".join(f" {name:>{width}}" for name, width in zip(names, widths, strict=True))
+
+
+def _line(result: dict[str, Any]) -> str:
+    def rate(name: str) -> str:
+        return f"{result[name]['median']:.1f}" if result[name] else "-"
+
+    def pair(name: str) -> str:
+        return f"{result[name]['p50']:.1f} / {result[name]['p99']:.1f}" if result[name] else "-"
+
+    text = (
+        f"{result['case']:<24} {rate('prefill_tokens_per_s'):>12} {rate('decode_tokens_per_s'):>11}"
+        f" {rate('output_tokens_per_s'):>11} {rate('requests_per_s'):>8}"
+        f" {pair('ttft_ms'):>17} {pair('inter_token_ms'):>20} {pair('end_to_end_ms'):>19}"
+    )
+    if result["failures"]:
+        text += f"\n  FAILED: {result['failures']} of {result['requests']}: {'; '.join(result['errors'])}"
+    if result.get("roofline"):
+        text += "\n  " + roofline.sentence(result["roofline"])
+    return text
+
+
+def _chart(description: dict[str, Any], results: Sequence[dict[str, Any]]) -> str:
+    def curve(name: str, part: str) -> list[tuple[float, float]]:
+        return [(result["concurrency"], result[name][part]) for result in results if result[name]]
+
+    label = "requests at a time"
+    panels = [
+        plot.Panel("throughput", label, "output tokens/s", {"median": curve("output_tokens_per_s", "median")}),
+        plot.Panel("time to first token", label, "ms", {p: curve("ttft_ms", p) for p in ("p50", "p99")}),
+        plot.Panel("between tokens", label, "ms", {p: curve("inter_token_ms", p) for p in ("p50", "p99")}),
+    ]
+    caption = ", ".join(str(value) for value in description.values())
+    return plot.svg(panels, f"{caption}; {machine.cpu_name()}; commit {machine.commit()}")
+
+
+# ---- accuracy ----------------------------------------------------------------------------------------
+
+
+def _accuracy(given: argparse.Namespace, argv: Sequence[str]) -> int:
+    try:
+        text = given.text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("--text", f"{given.text}: {error}", "a UTF-8 text file") from None
+    options = _options(given)
+    if "quant" in options:
+        raise ConfigError("--quant", "given", fix="name the formats with --formats")
+    rows = accuracy.subjects(given.model, given.formats.split(","), given.compare)
+    show(accuracy.header())
+    found = accuracy.measure(
+        given.model,
+        text,
+        rows,
+        window=given.window,
+        stride=given.stride,
+        tokens=given.tokens,
+        options=options,
+        report=lambda row: show(accuracy.table_line(row)),
+    )
+    _write(given.json, _result(given, argv, **found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
