@@ -14,10 +14,11 @@ import pytest
 
 from atlas.engine.engine import Engine
 from atlas.engine.messages import SamplingParams as EngineParams
-from atlas.errors import AtlasError, RequestError
+from atlas.errors import AtlasError, CheckpointError, RequestError
 from atlas.llm import LLM, RequestOutput, SamplingParams
 from atlas.runtime.runner import Runner, RunnerOptions
 from atlas.weights import open_checkpoint
+from tests import tiny_model
 from tests.llm.conftest import make_model
 from tests.serve.serve_harness import eventually
 
@@ -273,3 +274,54 @@ def test_a_progress_bar_is_for_terminals(
     assert "2/2" in capfd.readouterr().err
     llm.generate(["a", "b"], GREEDY, progress=False)
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_models_own_end(tmp_path: Path) -> None:
+    """End tokens of generation_config stop a text and are counted, not shown; ignore_eos goes on."""
+    with LLM(make_model(tmp_path / "m"), backend="cpu", quant="f32", max_seqs=2) as llm:
+        for end in (2, 3):
+            params = SamplingParams(temperature=0, max_tokens=5, logit_bias={end: 100.0})
+            output = llm.generate("a", params)[0].outputs[0]
+            assert (output.token_ids, output.text, output.finish_reason) == ([end], "", "stop")
+        params = SamplingParams(temperature=0, max_tokens=5, logit_bias={2: 100.0}, ignore_eos=True)
+        output = llm.generate("a", params)[0].outputs[0]
+        assert (output.token_ids, output.finish_reason) == ([2] * 5, "length")
+        params = SamplingParams(temperature=0, max_tokens=5, min_tokens=3, logit_bias={2: 100.0})
+        output = llm.generate("a", params)[0].outputs[0]
+        assert output.token_ids[3] == 2 and 2 not in output.token_ids[:3]
+
+
+def test_log_probabilities_are_those_of_the_logits(llm: LLM) -> None:
+    prompt = list(range(40, 75))
+    params = SamplingParams(temperature=0.7, seed=2, max_tokens=12, logprobs=3, prompt_logprobs=2, ignore_eos=True)
+    (result,) = llm.generate([prompt], params)
+    output = result.outputs[0]
+    tokens = prompt + output.token_ids
+    logits = llm.logits(tokens).astype(np.float64)
+    expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    assert output.logprobs is not None and result.prompt_logprobs is not None
+    assert result.prompt_logprobs[0] is None and len(result.prompt_logprobs) == len(prompt)
+    entries = [*result.prompt_logprobs[1:], *output.logprobs]
+    for place, entry in enumerate(entries):
+        assert entry is not None
+        row, token = expected[place], tokens[place + 1]
+        best = np.argsort(-row, kind="stable")[: 2 if place < len(prompt) - 1 else 3]
+        assert set(entry) == {token, *best.tolist()}
+        for candidate, told in entry.items():
+            assert abs(told.logprob - row[candidate]) < 1e-4
+            assert told.rank == 1 + int((row > row[candidate]).sum())
+    told = [entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs, strict=True)]
+    assert output.cumulative_logprob == pytest.approx(sum(told))
+
+
+def test_a_model_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
+    with LLM(tiny_model.write(tmp_path / "m", eos_token_id=5), backend="cpu", quant="f32", max_seqs=2) as llm:
+        output = llm.generate([[1, 2, 3]], SamplingParams(temperature=0, logit_bias={5: 100.0}))[0].outputs[0]
+        assert (output.token_ids, output.text, output.finish_reason) == ([5], "", "stop")
+        for call in (
+            lambda: llm.generate("a"),
+            lambda: llm.chat([]),
+            lambda: llm.generate([[1]], SamplingParams(stop="a")),
+        ):
+            with pytest.raises(CheckpointError, match="tokenizer"):
+                call()
