@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 
 from atlas.errors import BuildError
@@ -21,6 +22,10 @@ E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
 """Magnitudes of E2M1 codes 0..7; bit 3 is the sign (OCP Microscaling Formats, v1.0)."""
 
 _E2M1_VALUES = np.concatenate([E2M1, -E2M1])
+_E4M3_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+_DEQUANTIZED_ROWS = 32
+"""Rows dequantised together: their float32 values (512 KB at 4,096 columns) stay in the cache between operations."""
+
 _NUMPY: dict[str, np.dtype[Any]] = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
 
 
@@ -110,30 +115,40 @@ class QuantizedArray:
             group=(1, self.group[1]),
         )
 
-    def _spread(self, array: Array) -> Array:
-        """A per-group array as one value per element, [n, k] or broadcastable to it."""
-        n, k = self.shape
-        if self.group[0] > 1:
-            array = np.repeat(array, self.group[0], axis=0)[:n]
-        if self.group_index is not None:
-            return array[:, self.group_index]
-        if array.shape[1] == 1:
-            return array
-        return np.repeat(array, self.group[1], axis=1)[:, :k]
-
     def dequantize(self) -> Array:
         """float32 [n, k]: the values, each rounded at most once per operation of its definition."""
-        values = _E2M1_VALUES[self.codes] if self.code == "e2m1" else self.codes.astype(np.float32)
+        n, k = self.shape
+        values = np.empty((n, k), np.float32)
+        for begin in range(0, n, _DEQUANTIZED_ROWS):
+            end = min(begin + _DEQUANTIZED_ROWS, n)
+            self.rows(begin, end)._dequantize_into(values[begin:end])
+        return values
+
+    def _dequantize_into(self, values: Array) -> None:
+        """`dequantize` for groups within one row."""
+        table = {"e2m1": _E2M1_VALUES, "e4m3": _E4M3_VALUES}.get(self.code)
+        if table is None:
+            values[:] = self.codes
+        else:
+            np.take(table, self.codes.view(np.uint8), out=values, mode="clip")
         scales = self.scales.astype(np.float32)
         if self.global_scale != 1.0:
             # In float64, so that a stored divisor's reciprocal gives the quotient rounded once.
             scales = (scales.astype(np.float64) * self.global_scale).astype(np.float32)
-        if self.zeros is not None:
-            values = values - self._spread(self.zeros).astype(np.float32)
-        values = values * self._spread(scales)
-        if self.minimums is not None:
-            values = values + self._spread(self.minimums)
-        return values
+        zeros = None if self.zeros is None else self.zeros.astype(np.float32)
+        for operation, array in ((np.subtract, zeros), (np.multiply, scales), (np.add, self.minimums)):
+            if array is None:
+                continue
+            if self.group_index is not None:
+                operation(values, array.take(self.group_index, axis=1), out=values)
+                continue
+            # Whole groups side by side, then the last one, which may have fewer columns.
+            n, k = values.shape
+            whole = k // self.group[1]
+            inside, rest = values[:, : whole * self.group[1]], values[:, whole * self.group[1] :]
+            groups = inside.reshape(n, whole, self.group[1]) if whole else inside[:, :, None]
+            operation(groups, array[:, :whole, None], out=groups)
+            operation(rest, array[:, whole:], out=rest)
 
     def to_format(self, name: str) -> QuantizedArray:
         """The same values with the codes, groups and scales of a block format.

@@ -19,11 +19,9 @@ from atlas.weights.schemes.stored import (
     QuantizedWeight,
     integer_array,
     integer_scheme,
-    unpack_words,
 )
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-_NIBBLE_OF_COLUMN = np.argsort(ORDER)
 
 
 class Awq:
@@ -65,6 +63,8 @@ class Awq:
 def _columns(words: Array, begin: int, end: int) -> Array:
     """Columns [begin, end) of packed [rows, n / 8], transposed: uint8 [end - begin, rows]."""
     first = begin // 8
-    part = unpack_words(words[:, first : -(-end // 8)], 4)
-    columns = np.arange(begin, end) - 8 * first
-    return np.ascontiguousarray(part.T[columns // 8 * 8 + _NIBBLE_OF_COLUMN[columns % 8]])
+    turned = np.ascontiguousarray(words[:, first : -(-end // 8)].T)
+    codes = np.empty((len(turned), 8, turned.shape[1]), np.uint8)
+    for nibble, column in enumerate(ORDER):
+        codes[:, column] = turned >> np.int32(4 * nibble) & np.int32(15)
+    return codes.reshape(8 * len(turned), turned.shape[1])[begin - 8 * first :][: end - begin]
