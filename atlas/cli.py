@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP",
     "build": "compile a kernel pack for a model",
     "targets": "list hardware, models and quants, and what this install holds",
+    "quantize": "write a quantised checkpoint",
     "bench": "measure speed and accuracy",
     "doctor": "check this install and this machine, and say what to do",
 }
