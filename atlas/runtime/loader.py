@@ -35,7 +35,7 @@ def check(checkpoint: Checkpoint, programs: StepPrograms, sources: Mapping[str, 
 
     Raises:
         CheckpointError: a tensor is missing, has another shape than config.json implies, or is a bias
-            that nothing would apply.
+            that nothing would apply (one that is all zeros is nothing to apply).
     """
     used = set()
     for name, source in sources.items():
@@ -57,6 +57,8 @@ def check(checkpoint: Checkpoint, programs: StepPrograms, sources: Mapping[str, 
         if tensor.endswith(_IGNORABLE) or tensor == "lm_head.weight":
             continue
         if tensor.endswith(".bias"):
+            if not checkpoint.read(tensor).any():
+                continue  # as GPTQ tools write for every module
             raise CheckpointError(
                 checkpoint.tensors[tensor].file, f"tensor {tensor} is a bias that this model family would not apply"
             )
