@@ -55,12 +55,16 @@ struct Wide {
   // to[column][token].
   template <class T>
   static ATLAS_INLINE void keys(const T* block, int64_t dim, Element* to) {
-    for_lanes(dim, [&](int64_t i, auto count) {
+    for (int64_t i = 0; i < dim; i += kLanes) {
       F32x16 rows[kBlockSize];
-      for (int t = 0; t < kBlockSize; ++t) rows[t] = load(block + t * dim + i, count);
+      if (i + kLanes <= dim) {
+        for (int t = 0; t < kBlockSize; ++t) rows[t] = load(block + t * dim + i);
+      } else {
+        for (int t = 0; t < kBlockSize; ++t) rows[t] = load(block + t * dim + i, dim - i);
+      }
       transpose(rows);
       for (int j = 0; j < kLanes; ++j) store(to + (i + j) * kLanes, rows[j]);
-    });
+    }
   }
   // to[token][column].
   template <class T>
