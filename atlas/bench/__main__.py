@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -24,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     """The exit code: 0, 1 where a request failed, 2 for wrong settings."""
     given = flags.parser().parse_args(argv)
     try:
-        return _accuracy(given, argv) if given.command == "quant-accuracy" else _speed(given, argv)
+        return _accuracy(given) if given.command == "quant-accuracy" else _speed(given)
     except AtlasError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -37,12 +38,12 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(config, name) for name in said}
 
 
-def _result(given: argparse.Namespace, argv: Sequence[str], **more: Any) -> dict[str, Any]:
+def _result(given: argparse.Namespace, **more: Any) -> dict[str, Any]:
+    """What goes into the JSON. Of files the name only: a folder says nothing to others."""
     settings = {name: value for name, value in vars(given).items() if name not in ("json", "plot", "api_key")}
     return {
         "what": f"python -m atlas.bench {given.command}",
-        "command": flags.secret(argv),
-        "settings": {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()},
+        "settings": {name: value.name if isinstance(value, Path) else value for name, value in settings.items()},
         **machine.describe(),
         **more,
     }
@@ -68,7 +69,7 @@ def _finite(value: Any) -> Any:
 # ---- speed -----------------------------------------------------------------------------------------
 
 
-def _speed(given: argparse.Namespace, argv: Sequence[str]) -> int:
+def _speed(given: argparse.Namespace) -> int:
     output = getattr(given, "output_tokens", 1)
     levels = getattr(given, "concurrency", [1])
     cases = speed.cases(given.command, given.prompt_tokens, output, levels, getattr(given, "requests", 1))
@@ -98,7 +99,7 @@ def _speed(given: argparse.Namespace, argv: Sequence[str]) -> int:
         )
     finally:
         target.close()
-    _write(given.json, _result(given, argv, target=target.description, cases=results))
+    _write(given.json, _result(given, target=target.description, cases=results))
     if getattr(given, "plot", None) is not None:
         given.plot.write_text(_chart(target.description, results))
     return int(any(result["failures"] for result in results))
@@ -154,7 +155,7 @@ def _chart(description: dict[str, Any], results: Sequence[dict[str, Any]]) -> st
 # ---- accuracy ----------------------------------------------------------------------------------------
 
 
-def _accuracy(given: argparse.Namespace, argv: Sequence[str]) -> int:
+def _accuracy(given: argparse.Namespace) -> int:
     try:
         text = given.text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -174,7 +175,7 @@ def _accuracy(given: argparse.Namespace, argv: Sequence[str]) -> int:
         options=options,
         report=lambda row: show(accuracy.table_line(row)),
     )
-    _write(given.json, _result(given, argv, **found))
+    _write(given.json, _result(given, text_sha256=hashlib.sha256(text.encode()).hexdigest(), **found))
     return 0
 
 

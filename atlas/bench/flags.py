@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from atlas.config import add_offline_flags
 
@@ -103,8 +102,3 @@ def number(text: str) -> int:
 def numbers(text: str) -> list[int]:
     """Several, separated by commas."""
     return [number(part) for part in text.split(",")]
-
-
-def secret(argv: Any) -> list[str]:
-    """The command line without what must not be written down."""
-    return ["***" if index and argv[index - 1] == "--api-key" else part for index, part in enumerate(argv)]

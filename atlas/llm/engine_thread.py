@@ -116,7 +116,7 @@ class EngineThread:
         return Submission(self, [f"r{next(self._ids)}" for _ in range(requests)])
 
     def call(self, work: Callable[[Engine], T], blocks: int = 0) -> T:
-        """The result of `work(engine)`, run between two steps when at least `blocks` KV blocks are free."""
+        """The result of `work(engine)`, run between two steps when `blocks` KV blocks are free or nothing else runs."""
         future: Future[T] = Future()
         self.send(_Call(work, blocks, future))
         return future.result()
@@ -209,7 +209,7 @@ class _Loop:
             if not self._collect(block=not engine.busy and not self.waiting):
                 return
             # In order: a call that waits for KV blocks holds back what comes after it, so that they become free.
-            while self.waiting and engine.pool.free >= self.waiting[0].blocks:
+            while self.waiting and (engine.pool.free >= self.waiting[0].blocks or not engine.busy):
                 self._carry_out(self.waiting.popleft())
             if engine.busy:
                 self._deliver(engine.step())
@@ -239,13 +239,11 @@ class _Loop:
         submission = command.submission
         for index, (prompt, sampling) in enumerate(zip(command.prompts, command.sampling, strict=True)):
             request_id = submission.request_ids[index]
+            self._owners[request_id] = (submission, index)
             try:
                 self._engine.add(request_id, prompt, sampling)
             except AtlasError as error:
-                output = SequenceOutput(request_id, [], "error", str(error))
-                submission.mailbox.put([Arrival(index, output, time.perf_counter())])
-            else:
-                self._owners[request_id] = (submission, index)
+                self._deliver([SequenceOutput(request_id, [], "error", str(error))])
 
     def _deliver(self, outputs: list[SequenceOutput]) -> None:
         now = time.perf_counter()

@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
@@ -221,7 +222,9 @@ class LLM:
         outputs = self._outputs(collector, ids, requests)
         return outputs if stream else self._collect(collector, outputs, len(prompts), progress)
 
-    def _outputs(self, collector: Collector, ids: list[list[int]], requests: list[Any]) -> Iterator[StreamOutput]:
+    def _outputs(
+        self, collector: Collector, ids: list[list[int]], requests: list[Any]
+    ) -> Generator[StreamOutput, None, None]:
         submission = self._thread.submission(len(requests))
         try:
             if requests:
@@ -238,7 +241,7 @@ class LLM:
                 submission.abort_all()
 
     def _collect(
-        self, collector: Collector, outputs: Iterator[StreamOutput], prompts: int, progress: bool
+        self, collector: Collector, outputs: Generator[StreamOutput, None, None], prompts: int, progress: bool
     ) -> list[RequestOutput]:
         from tqdm import tqdm
 
@@ -246,7 +249,7 @@ class LLM:
         bar = tqdm(
             total=prompts, unit="prompt", file=sys.stderr, disable=None if progress else True, dynamic_ncols=True
         )
-        with bar, closing(outputs):  # type: ignore[type-var]
+        with bar, closing(outputs):
             for delta in outputs:
                 result = results[delta.prompt_index]
                 add(result, delta)
@@ -325,7 +328,8 @@ class LLM:
         try:
             for group in scoring.groups(sequences, self._n_blocks, self._n_seqs):
                 blocks = sum(sequences[index].blocks for index in group)
-                self._thread.call(lambda engine, g=group: scoring.run(engine, sequences, g, consume, stop), blocks)  # type: ignore[misc]
+                work = partial(scoring.run, sequences=sequences, group=group, consume=consume, stop=stop)
+                self._thread.call(work, blocks)
         finally:
             stop.set()  # Ctrl-C: the group that runs ends after its step
 

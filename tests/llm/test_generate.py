@@ -118,6 +118,12 @@ def test_seeds(llm: LLM) -> None:
     assert one == alone[0]
 
 
+def test_a_prompt_alone_can_be_scored(llm: LLM) -> None:
+    (result,) = llm.generate([[40, 50, 60]], SamplingParams(max_tokens=0, prompt_logprobs=0))
+    assert result.outputs[0].token_ids == [] and result.outputs[0].finish_reason == "length"
+    assert result.prompt_logprobs is not None and [e and set(e) for e in result.prompt_logprobs] == [None, {50}, {60}]
+
+
 @pytest.mark.parametrize(
     ("prompts", "message"),
     [
