@@ -2,6 +2,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <optional>
+
 #include "core/backend.h"
 #include "core/embedded.h"
 #include "cpu/probe.h"
@@ -41,7 +43,9 @@ LaunchSpec launch_spec(const py::dict& d) {
   spec.op = d["op"].cast<std::string>();
   spec.kernel = d["kernel"].cast<std::string>();
   spec.image = d["image"].cast<int>();
-  spec.operands = d["operands"].cast<std::vector<size_t>>();
+  for (const auto& offset : d["operands"].cast<std::vector<std::optional<size_t>>>()) {
+    spec.operands.push_back(offset.value_or(kNoOperand));
+  }
   spec.dims = d["dims"].cast<std::vector<int>>();
   for (const py::handle& item : d["constants"].cast<py::list>()) {
     Constant constant;

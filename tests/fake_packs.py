@@ -52,7 +52,7 @@ def build(
     """A manifest of one set with two kernels, and its images. changes: fields of every kernel."""
     blob = ImageBlob()
     kernels = []
-    for op in ("swiglu", "rms_norm"):
+    for op in ("gated_activation", "rms_norm"):
         image = blob.add(cubin(f"code of {op}".encode()))
         kernels.append(entry(op, image, ptx=blob.add(PTX) if ptx else -1, **changes))
     kernel_set = KernelSet(hardware, "cuda", "test-model", quant, shape_hash, arch, capability, tuple(kernels))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from atlas.errors import BuildError
 from atlas.ops.op import Op
@@ -68,16 +68,26 @@ def access(ptx: str, symbol: str) -> Access:
     return Access(tuple(sorted(reads)), tuple(sorted(writes)))
 
 
-def check(op: Op, reads: tuple[int, ...], writes: tuple[int, ...], unread: tuple[str, ...], where: str) -> None:
+def check(
+    op: Op,
+    reads: tuple[int, ...],
+    writes: tuple[int, ...],
+    unread: tuple[str, ...],
+    where: str,
+    given: Collection[str] | None = None,
+) -> None:
     """Hold what a kernel does with its operands against the op's contract.
 
     Args:
         unread: inputs that this kernel declares it needs not (`[limits] unread`).
+        given: operands of the instance, where it is compiled without optional ones; None means all.
 
     Raises:
         BuildError: an input that no load, or an output that no store reaches.
     """
     for index, operand in enumerate(op.operands):
+        if given is not None and operand.name not in given:
+            continue
         if operand.mode == "in" and index not in reads and operand.name not in unread:
             raise BuildError(
                 where,

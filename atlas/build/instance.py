@@ -38,16 +38,25 @@ def instance_header(key: KernelKey, symbol: str, knobs: Mapping[str, int], block
     Raises:
         BuildError: an element type without a name in CUDA C++.
     """
-    floats = OPS[key.op].float_constants
+    op = OPS[key.op]
     constants = [
-        f"constexpr float {name} = {float(value)!r}f;" if name in floats else f"constexpr int {name} = {value};"
+        f"constexpr float {name} = {float(value)!r}f;"
+        if name in op.float_constants
+        else f"constexpr int {name} = {value};"
         for name, value in key.constants
     ]
-    types = []
-    for name, dtype in key.dtypes:
+    types, given = [], dict(key.dtypes)
+    for operand in op.operands:
+        dtype = given.get(operand.name, operand.dtypes[0])
         if dtype not in CUDA_TYPES:
-            raise BuildError(f"kernel {key.op}", f"operand {name} is {dtype!r}", ", ".join(CUDA_TYPES))
-        types.append(f"using {name} = {CUDA_TYPES[dtype]};")
+            raise BuildError(f"kernel {key.op}", f"operand {operand.name} is {dtype!r}", ", ".join(CUDA_TYPES))
+        types.append(f"using {operand.name} = {CUDA_TYPES[dtype]};")
+    # One that is left out is a null pointer whose type nobody asks for.
+    optional = [
+        f"constexpr bool HAS_{operand.name.upper()} = {str(operand.name in given).lower()};"
+        for operand in op.operands
+        if operand.optional
+    ]
     lines = [
         "// Written by atlas/build/instance.py.",
         "#pragma once",
@@ -55,6 +64,7 @@ def instance_header(key: KernelKey, symbol: str, knobs: Mapping[str, int], block
         *_namespace("constants", constants),
         *_namespace("knobs", [f"constexpr int {name} = {value};" for name, value in sorted(knobs.items())]),
         *_namespace("types", types),
+        *optional,
         *_namespace("launch", [f"constexpr int block = {block};"]),
         *_namespace("layout", [f"constexpr int kv_block_size = {KV_BLOCK_SIZE};"]),
         f'#define ATLAS_KERNEL extern "C" __global__ void __launch_bounds__({block}, 1) {symbol}',

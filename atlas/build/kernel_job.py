@@ -149,7 +149,8 @@ def check(job: Job, compiled: Compiled) -> None:
             f"{shared} bytes of shared memory ({job.shared} dynamic, {compiled.static_shared} static)",
             f"at most {hardware.shared_memory_per_block} on {hardware.name}",
         )
-    inspect.check(OPS[job.key.op], compiled.reads, compiled.writes, declared.unread, job.where)
+    given = dict(job.key.dtypes)
+    inspect.check(OPS[job.key.op], compiled.reads, compiled.writes, declared.unread, job.where, given)
     if compiled.seconds > declared.seconds:
         raise BuildError(
             job.where,

@@ -48,6 +48,8 @@ def _normal(array: Array, rng: np.random.Generator, scale: float = 1.0) -> None:
 def _linear(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator) -> None:
     _normal(arrays["x"][:rows], rng)
     _normal(arrays["weight"], rng, float(dict(key.constants)["k"]) ** -0.5)
+    if "bias" in arrays:
+        _normal(arrays["bias"], rng)
 
 
 def _rms_norm(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator) -> None:
@@ -55,7 +57,7 @@ def _rms_norm(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generato
     _normal(arrays["weight"], rng)
 
 
-def _swiglu(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator) -> None:
+def _gated_activation(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator) -> None:
     _normal(arrays["gate_up"][:rows], rng)
 
 
@@ -89,7 +91,7 @@ def _sample(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator)
 _MAKERS: dict[str, Maker] = {
     "linear": _linear,
     "rms_norm": _rms_norm,
-    "swiglu": _swiglu,
+    "gated_activation": _gated_activation,
     "paged_attention": _paged_attention,
     "sample": _sample,
 }

@@ -156,11 +156,9 @@ def _plan(key: KernelKey, rows: int, layouts: Mapping[str, str]) -> Bench:
     physical: dict[str, int] = {}
     recorder = Recorder()
     recorder.begin("forward")
-    shapes = {o.name: tuple(evaluate(e, {**names, **dims}, o.name) for e in o.shape) for o in contract.operands}
-    sizes = {
-        o.name: LAYOUTS[layouts.get(o.name, "row_major")].nbytes(shapes[o.name], dtypes[o.name])
-        for o in contract.operands
-    }
+    operands = [operand for operand in contract.operands if operand.name in dtypes]
+    shapes = {o.name: tuple(evaluate(e, {**names, **dims}, o.name) for e in o.shape) for o in operands}
+    sizes = {o.name: LAYOUTS[layouts.get(o.name, "row_major")].nbytes(shapes[o.name], dtypes[o.name]) for o in operands}
     rotated = ROTATES.get(key.op)
     copies = 1
     if rotated == "block_table":
@@ -168,7 +166,7 @@ def _plan(key: KernelKey, rows: int, layouts: Mapping[str, str]) -> Bench:
     elif rotated:
         copies = min(COPIES, max(1, math.ceil(CACHE_BYTES / sizes[rotated])))
     buffers: dict[str, list[str]] = {}
-    for operand in contract.operands:
+    for operand in operands:
         extents = tuple(
             SYMBOLS[e]
             if isinstance(e, str) and e in SYMBOLS and e in contract.dims
@@ -266,13 +264,14 @@ def _fill(backend: Backend, bench: Bench, rows: int) -> None:
     rng = np.random.default_rng()
     symbols = bench.limits.symbols()
     arrays: dict[str, Array] = {}
-    for operand in contract.operands:
+    operands = [operand for operand in contract.operands if operand.name in dtypes]
+    for operand in operands:
         buffer = bench.programs.buffers[f"{operand.name}.0"]
         dtype = NUMPY[dtypes[operand.name]]
         shape = buffer.extents(symbols)
         arrays[operand.name] = np.full(math.prod(shape) * dtype.itemsize, POISON, np.uint8).view(dtype).reshape(shape)
     inputs(bench.key, arrays, rows, rng)
-    for operand in contract.operands:
+    for operand in operands:
         if operand.mode == "out":
             continue
         layout = LAYOUTS[bench.layouts.get(operand.name, "row_major")]

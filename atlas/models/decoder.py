@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from atlas.models import sampling
 from atlas.models.family import FormatOf, ModelConfig
+from atlas.ops.gated_activation import SILU
 from atlas.runtime.program import Recorder, StepPrograms
 from atlas.targets.formats import INTEGER_FORMATS
 from atlas.targets.quant import Recipe, plain_format
@@ -63,12 +64,13 @@ class _Decoder:
                 "out": residual,
             },
             {"rows": "n_rows", "seqs": "n_seqs", "slots": "n_slots"},
-            {"vocab": vocab, "hidden": hidden},
+            {"vocab": vocab, "hidden": hidden, "scale": 1.0},
         )
         return residual
 
     def residual_add(self, name: str, x: str) -> None:
-        self.r.launch("residual_add", name, {"x": x, "residual": "residual"}, _ROWS, {"hidden": self.shape.hidden_size})
+        constants = {"hidden": self.shape.hidden_size, "scale": 1.0}
+        self.r.launch("residual_add", name, {"x": x, "residual": "residual"}, _ROWS, constants)
 
     def attention(self, layer: str) -> None:
         s, act = self.shape, self.recipe.activations
@@ -93,12 +95,22 @@ class _Decoder:
         dims = {"rows": "n_rows", "seqs": "n_seqs", "max_blocks": "max_blocks", "blocks": "n_blocks"}
         heads = {"n_heads": s.n_heads, "n_kv_heads": s.n_kv_heads, "head_dim": s.head_dim}
         q = self.workspace("q", act, "n_rows", q_size)
-        inv_freq = self.weight("rope.inv_freq", "f32", s.head_dim // 2)
+        inv_freq = self.weight("rope.inv_freq", "f32", 1, s.head_dim // 2)
         self.r.launch(
-            "rope_kv_append", f"{layer}.rope", {"qkv": qkv, "inv_freq": inv_freq, "q_out": q, **where}, dims, heads
+            "rope_kv_append",
+            f"{layer}.rope",
+            {"qkv": qkv, "inv_freq": inv_freq, "seq_rope": "step.seq_rope", "q_out": q, **where},
+            dims,
+            {**heads, "rotary_dim": s.head_dim, "rope_sets": 1, "eps": s.rms_norm_eps, "rope_scale": 1.0},
         )
         attended = self.workspace("attended", act, "n_rows", q_size)
-        self.r.launch("paged_attention", f"{layer}.attention", {"q": q, "out": attended, **where}, dims, heads)
+        self.r.launch(
+            "paged_attention",
+            f"{layer}.attention",
+            {"q": q, "out": attended, **where},
+            dims,
+            {**heads, "window": 0, "scale": s.head_dim**-0.5},
+        )
         projected = self.linear(
             f"{layer}.o",
             attended,
@@ -122,11 +134,11 @@ class _Decoder:
         )
         gated = self.workspace("gated", act, "n_rows", s.intermediate_size)
         self.r.launch(
-            "swiglu",
-            f"{layer}.swiglu",
+            "gated_activation",
+            f"{layer}.activation",
             {"gate_up": gate_up, "out": gated},
             _ROWS,
-            {"intermediate": s.intermediate_size},
+            {"intermediate": s.intermediate_size, "activation": SILU},
         )
         projected = self.linear(
             f"{layer}.down",

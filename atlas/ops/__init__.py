@@ -6,6 +6,7 @@ An op is found by its name in three places: `atlas/ops/<op>.py` (contract and re
 
 from atlas.ops.adjust_logits import ADJUST_LOGITS
 from atlas.ops.embedding import EMBEDDING
+from atlas.ops.gated_activation import GATED_ACTIVATION
 from atlas.ops.gather_rows import GATHER_ROWS
 from atlas.ops.linear import LINEAR
 from atlas.ops.linear_a8 import LINEAR_A8
@@ -16,7 +17,6 @@ from atlas.ops.residual_add import RESIDUAL_ADD
 from atlas.ops.rms_norm import RMS_NORM
 from atlas.ops.rope_kv_append import ROPE_KV_APPEND
 from atlas.ops.sample import SAMPLE
-from atlas.ops.swiglu import SWIGLU
 
 OPS = {
     op.name: op
@@ -27,7 +27,7 @@ OPS = {
         LINEAR_A8,
         ROPE_KV_APPEND,
         PAGED_ATTENTION,
-        SWIGLU,
+        GATED_ACTIVATION,
         RESIDUAL_ADD,
         GATHER_ROWS,
         ADJUST_LOGITS,

@@ -1,4 +1,4 @@
-"""embedding: token ids -> rows of the token table."""
+"""embedding: token ids -> rows of the token table, times a scale."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from atlas.targets.formats import INTEGER_FORMATS
 
 
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
-    """out[r] = table[token(r)]; a negative row_token means the last token sampled in the row's slot.
+    """out[r] = table[token(r)] * scale; a negative row_token means the last token sampled in the row's slot.
 
     A token outside the vocabulary gives a row of NaN: a slot remembers INVALID_TOKEN after logits that
     were not finite, and what is computed from it must not look like an answer.
@@ -22,7 +22,8 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
     vocab = int(constants["vocab"])
     known = (tokens >= 0) & (tokens < vocab)
     table = arrays["table"][np.where(known, tokens, 0)].astype(np.float32)
-    arrays["out"][:rows] = np.where(known[:, None], table, np.float32(np.nan))
+    scaled = table * np.float32(constants["scale"])
+    arrays["out"][:rows] = np.where(known[:, None], scaled, np.float32(np.nan))
 
 
 EMBEDDING = Op(
@@ -36,7 +37,8 @@ EMBEDDING = Op(
         Operand("out", ("rows", "hidden"), ("f32",), "out"),
     ),
     dims=("rows", "seqs", "slots"),
-    constants=("vocab", "hidden"),
+    constants=("vocab", "hidden", "scale"),
+    float_constants=("scale",),
     reference=reference,
     tolerance={"f32": EXACT},
 )

@@ -1,4 +1,4 @@
-"""linear: rows times a weight matrix, out = x W^T."""
+"""linear: rows times a weight matrix, out = x W^T + bias."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from atlas.ops.op import BF16, FLOAT, Arrays, Constants, Op, Operand, Tolerance
 
 
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
-    """out[r, n] = sum_k x[r, k] * weight[n, k], accumulated in fp32, rounded once.
+    """out[r, n] = sum_k x[r, k] * weight[n, k] + bias[n], accumulated in fp32, rounded once; no bias: 0.
 
     A kernel must compute each row by the same arithmetic whatever the other rows are, so that an
     answer does not depend on the load.
     """
     x = arrays["x"][: dims["rows"]].astype(np.float32)
     out = arrays["out"]
-    out[: dims["rows"]] = (x @ arrays["weight"].astype(np.float32).T).astype(out.dtype)
+    product = x @ arrays["weight"].astype(np.float32).T
+    if "bias" in arrays:
+        product += arrays["bias"]
+    out[: dims["rows"]] = product.astype(out.dtype)
 
 
 LINEAR = Op(
@@ -24,6 +27,7 @@ LINEAR = Op(
     operands=(
         Operand("x", ("rows", "k"), FLOAT),
         Operand("weight", ("n", "k"), FLOAT),
+        Operand("bias", ("n",), ("f32",), optional=True),
         Operand("out", ("rows", "n"), FLOAT, "out"),
     ),
     dims=("rows",),

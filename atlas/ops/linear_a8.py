@@ -13,7 +13,7 @@ SMALLEST = 2.0**-120
 
 
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
-    """out[r, n] = sum over groups of xs * (ws * dot(qx, qw) + m * sum(qx)), summed over k in order.
+    """out[r, n] = sum over groups of xs * (ws * dot(qx, qw) + m * sum(qx)), summed over k in order, + bias[n].
 
     Each row of x is rounded in groups of 32 columns (the last may be shorter), in fp32: a = max |x|,
     q = rint(x * (127 / a)) half to even, scale xs = a / 127. A group with a below 2^-120 gives zeros; one with
@@ -44,6 +44,8 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
         if weight.minimums is not None:
             value += q.sum(-1, dtype=np.float64)[:, None] * weight.minimums[:, g]
         out += scale[:, g, None] * value
+    if "bias" in arrays:
+        out += arrays["bias"]
     arrays["out"][:rows] = out
 
 
@@ -52,6 +54,7 @@ LINEAR_A8 = Op(
     operands=(
         Operand("x", ("rows", "k"), FLOAT),
         Operand("weight", ("n", "k"), INTEGER_FORMATS),
+        Operand("bias", ("n",), ("f32",), optional=True),
         Operand("out", ("rows", "n"), ("f32",), "out"),
     ),
     dims=("rows",),

@@ -25,12 +25,20 @@ class Operand:
     dtypes: accepted element types.
     mode: "in" is read, "out" is written wholly (within the run-time dims), "inout" is both, or is
         written only in part (a cache).
+    optional: a launch may leave it out. `arrays` then lacks it, a CPU kernel gets a null pointer in its
+        place and a CUDA kernel is compiled with HAS_<NAME> false.
     """
 
     name: str
     shape: tuple[str | int, ...]
     dtypes: tuple[str, ...]
     mode: Mode = "in"
+    optional: bool = False
+
+    @property
+    def varies(self) -> bool:
+        """Whether kernels of one op may differ in it: it stands in their signatures."""
+        return self.optional or len(self.dtypes) > 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,29 +10,39 @@ from atlas.targets.shape import KV_BLOCK_SIZE
 
 
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
-    """out[r, h] = softmax(q[r, h] . K / sqrt(head_dim)) V over positions 0..row_position[r].
+    """out[r, h] = softmax(q[r, h] . K * scale) V over positions first..row_position[r].
+
+    first is 0, or with a `window` w above 0 row_position[r] - w + 1: a token sees itself and w - 1 before
+    it. A row reads neither a block wholly before its first position nor that block's entry of the table:
+    the cache may have freed it.
 
     Scores, softmax and the weighted sum are fp32. The kernel must compute a row by the same
     arithmetic whether it comes alone, in a batch or in any chunk of its prompt.
     """
     n_heads, n_kv_heads = int(constants["n_heads"]), int(constants["n_kv_heads"])
-    head_dim = int(constants["head_dim"])
+    head_dim, window = int(constants["head_dim"]), int(constants["window"])
     rows = dims["rows"]
     sequence = arrays["row_seq"][:rows]
-    positions = arrays["row_position"][:rows]
+    positions = arrays["row_position"][:rows].astype(np.int64)
+    firsts = np.maximum(positions - window + 1, 0) if window else np.zeros_like(positions)
     q = arrays["q"][:rows].astype(np.float32).reshape(rows, n_kv_heads, n_heads // n_kv_heads, head_dim)
     out = arrays["out"]
     for seq in np.unique(sequence):
         members = np.flatnonzero(sequence == seq)
-        length = int(positions[members].max()) + 1
-        blocks = arrays["block_table"][seq, : -(-length // KV_BLOCK_SIZE)]
-        # [blocks, heads, 16, dim] -> [heads, length, dim]
+        first_block, length = int(firsts[members].min()) // KV_BLOCK_SIZE, int(positions[members].max()) + 1
+        begin = first_block * KV_BLOCK_SIZE
+        blocks = arrays["block_table"][seq, first_block : -(-length // KV_BLOCK_SIZE)]
+        # [blocks, heads, 16, dim] -> [heads, length - begin, dim]
         keys, values = (
-            arrays[name][blocks].astype(np.float32).transpose(1, 0, 2, 3).reshape(n_kv_heads, -1, head_dim)[:, :length]
+            arrays[name][blocks]
+            .astype(np.float32)
+            .transpose(1, 0, 2, 3)
+            .reshape(n_kv_heads, -1, head_dim)[:, : length - begin]
             for name in ("k_cache", "v_cache")
         )
-        scores = np.einsum("rhgd,hld->rhgl", q[members], keys, optimize=True) * np.float32(head_dim**-0.5)
-        visible = np.arange(length)[None, :] <= positions[members][:, None]
+        scores = np.einsum("rhgd,hld->rhgl", q[members], keys, optimize=True) * np.float32(constants["scale"])
+        at = np.arange(begin, length)
+        visible = (firsts[members][:, None] <= at) & (at <= positions[members][:, None])
         scores = np.where(visible[:, None, None, :], scores, np.float32(-np.inf))
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
@@ -54,7 +64,8 @@ PAGED_ATTENTION = Op(
         Operand("out", ("rows", "n_heads * head_dim"), FLOAT, "out"),
     ),
     dims=("rows", "seqs", "max_blocks", "blocks"),
-    constants=("n_heads", "n_kv_heads", "head_dim"),
+    constants=("n_heads", "n_kv_heads", "head_dim", "window", "scale"),
+    float_constants=("scale",),
     reference=reference,
     tolerance={"f32": Tolerance(5e-5, 2e-5), "bf16": Tolerance(1.0 / 64, 4e-3)},
 )

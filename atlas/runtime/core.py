@@ -94,7 +94,7 @@ class CoreBackend(Backend):
     def load(self, program: BoundProgram) -> int:
         launches = []
         for launch in program.program.launches:
-            entry = program.entry(launch)
+            entry, buffers = program.entry(launch), dict(launch.operands)
             if entry.contract != launch.op.contract_hash():
                 raise BuildError(
                     f"kernel {entry.name}",
@@ -108,7 +108,10 @@ class CoreBackend(Backend):
                     "op": launch.key.op,
                     "kernel": entry.symbol or entry.name,
                     "image": entry.image,
-                    "operands": [program.plan.offsets[buffer] for _, buffer in launch.operands],
+                    "operands": [
+                        program.plan.offsets[buffers[operand.name]] if operand.name in buffers else None
+                        for operand in launch.op.operands
+                    ],
                     "dims": [1 + SYMBOLS.index(symbol) for _, symbol in launch.dims],
                     "constants": [
                         float(value) if name in launch.op.float_constants else int(value)

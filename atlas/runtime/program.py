@@ -40,7 +40,7 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True)
 class KernelKey:
-    """What a kernel is specialised for: an op, its operands' element types, its constants.
+    """What a kernel is specialised for: an op, the element types of the operands it gets, its constants.
 
     On hardware whose kernels take run-time constants (`cpu`) only op and dtypes select the kernel.
     """
@@ -50,20 +50,22 @@ class KernelKey:
     constants: tuple[tuple[str, int | float], ...]
 
     def signature(self) -> str:
-        """op and the dtypes of operands that may vary, e.g. `linear.x_bf16.weight_bf16.out_f32`."""
-        varying = {operand.name for operand in OPS[self.op].operands if len(operand.dtypes) > 1}
+        """op and the dtypes of operands that may vary, e.g. `linear.x_bf16.weight_bf16.out_f32`; an optional
+        operand stands in it only where it is given: `linear.x_bf16.weight_bf16.bias_f32.out_f32`."""
+        varying = {operand.name for operand in OPS[self.op].operands if operand.varies}
         return ".".join([self.op, *(f"{name}_{dtype}" for name, dtype in self.dtypes if name in varying)])
 
     def name(self) -> str:
         """A readable, unique C identifier."""
-        constants = [f"{k}{v}" if isinstance(v, int) else f"{k}{v:g}" for k, v in self.constants]
+        constants = [f"{k}{v!r}" for k, v in self.constants]
         text = "__".join([self.signature().replace(".", "_"), *constants])
         return "".join(c if c.isalnum() or c == "_" else "_" for c in text)
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """One kernel launch. `operands`: operand -> buffer name, in the contract's order."""
+    """One kernel launch. `operands`: operand -> buffer name, in the contract's order, without optional
+    operands that it leaves out."""
 
     name: str
     key: KernelKey
@@ -145,7 +147,7 @@ class Recorder:
         dims: Mapping[str, str],
         constants: Mapping[str, int | float],
     ) -> None:
-        """Record one launch of `op`.
+        """Record one launch of `op`. Optional operands may be left out.
 
         Raises:
             BuildError: an operand, dim or constant is missing, unknown, or of another shape or dtype
@@ -153,18 +155,21 @@ class Recorder:
         """
         contract = OPS[op]
         where = f"launch {name} of op {op}"
+        present = [operand for operand in contract.operands if operand.name in operands or not operand.optional]
         for what, given, expected in (
-            ("operands", operands, [operand.name for operand in contract.operands]),
+            ("operands", operands, [operand.name for operand in present]),
             ("dims", dims, contract.dims),
             ("constants", constants, contract.constants),
         ):
             if set(given) != set(expected):
-                raise BuildError(where, f"{what} {sorted(given)}", f"exactly {sorted(expected)}")
+                left_out = sorted({operand.name for operand in contract.operands} - set(expected) - set(given))
+                optional = f", and optionally {left_out}" if what == "operands" and left_out else ""
+                raise BuildError(where, f"{what} {sorted(given)}", f"exactly {sorted(expected)}{optional}")
         for dim, symbol in dims.items():
             if symbol not in SYMBOLS:
                 raise BuildError(where, f"dim {dim} is bound to {symbol!r}", ", ".join(SYMBOLS))
         dtypes = []
-        for operand in contract.operands:
+        for operand in present:
             buffer = self.buffers.get(operands[operand.name])
             if buffer is None:
                 raise BuildError(where, f"operand {operand.name}: no buffer {operands[operand.name]!r}")
@@ -179,7 +184,7 @@ class Recorder:
             Launch(
                 name,
                 key,
-                tuple((operand.name, operands[operand.name]) for operand in contract.operands),
+                tuple((operand.name, operands[operand.name]) for operand in present),
                 tuple((dim, dims[dim]) for dim in contract.dims),
             )
         )

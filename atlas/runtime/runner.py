@@ -200,7 +200,7 @@ class Runner:
         block.set_symbols({"n_rows": 1, "n_seqs": 1, "n_logits": 1})
         for name, value in (("row_token", 0), ("row_seq", 0), ("row_position", 0), ("row_kind", 0), ("logit_row", 0)):
             getattr(block, name)[0] = value
-        block.seq_slot[0] = block.block_table[0, 0] = block.logit_position[0] = 0
+        block.seq_slot[0] = block.seq_rope[0] = block.block_table[0, 0] = block.logit_position[0] = 0
         block.logit_slot[0] = block.logit_mask[0] = block.logit_n_top[0] = block.logit_target[0] = -1
         block.logit_adjust[0] = 0
         block.logit_temperature[0] = 0.0

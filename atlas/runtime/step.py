@@ -72,6 +72,7 @@ FIELDS = (
     StepField("logit_target", "i32", ("n_logits",)),  # token they are for; negative: the sampled one
     # sequences; block_table is last, so that a step copies no more of it than it uses
     StepField("seq_slot", "i32", ("n_seqs",)),
+    StepField("seq_rope", "i32", ("n_seqs",)),  # which of the model's sets of RoPE frequencies
     StepField("block_table", "i32", ("n_seqs", "max_blocks")),
 )
 
@@ -110,10 +111,11 @@ class StepBlock:
     """
 
     def __init__(self, memory: Any, limits: Limits) -> None:
-        """`memory`: a writable buffer of at least `offsets(limits)[1]` bytes."""
+        """`memory`: a writable buffer of at least `offsets(limits)[1]` bytes. Every field becomes zero."""
         self.limits = limits
         self._offsets, self.nbytes = offsets(limits)
         raw = np.frombuffer(memory, dtype=np.uint8)
+        raw[: self.nbytes] = 0
         self.fields: dict[str, Any] = {}
         for field in FIELDS:
             dtype = np.dtype(field.dtype.replace("i", "int").replace("f32", "float32").replace("u32", "uint32"))

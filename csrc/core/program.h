@@ -14,7 +14,7 @@ namespace atlas {
 
 // Raised with every change of LaunchSpec, of the kernel argument order or of the CPU kernel ABI.
 // Kernel sets carry the value they were built for; another value is refused at load.
-constexpr int kCoreAbi = 1;
+constexpr int kCoreAbi = 2;
 
 // Version and word order of the step header: atlas/runtime/step.py defines both. Word 0 is the
 // version, word 1 + i is symbol i.
@@ -33,12 +33,15 @@ struct GridAxis {
   int64_t multiplier = 1;
 };
 
+// In place of the offset of an optional operand that a launch leaves out.
+constexpr size_t kNoOperand = ~size_t{0};
+
 struct LaunchSpec {
   std::string name;                 // "layers.3.qkv": for error messages
   std::string op;                   // "linear"
   std::string kernel;               // cpu: signature; cuda: symbol in `image`
   int image = -1;                   // cuda: index into the images handed to Backend::load_images
-  std::vector<size_t> operands;     // arena offsets, in the contract's order
+  std::vector<size_t> operands;     // arena offsets or kNoOperand, in the contract's order
   std::vector<int> dims;            // header words, in the contract's order
   std::vector<Constant> constants;  // in the contract's order
   std::array<GridAxis, 3> grid;     // cuda only, as are the two below

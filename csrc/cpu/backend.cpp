@@ -236,6 +236,10 @@ class CpuBackend final : public Backend {
     program.launches.push_back({entry->kernel, program.operands.size(), program.dim_words.size(),
                                 program.constants.size()});
     for (const size_t offset : launch.operands) {
+      if (offset == kNoOperand) {
+        program.operands.push_back(nullptr);
+        continue;
+      }
       if (offset >= arena_.size()) {
         fail("an operand is at offset " + std::to_string(offset) + ", outside the arena of " +
              std::to_string(arena_.size()) + " bytes");

@@ -72,10 +72,7 @@ std::string test_linear(const CpuKernelEntry& entry, int64_t rows, int64_t n, in
   }
   for (int64_t i = 0; i < rows * n; ++i) out.data()[i] = std::numeric_limits<float>::quiet_NaN();
 
-  // Core ABI 2 has an optional bias before the output.
-  void* plain[] = {x.data(), weight.data(), out.data()};
-  void* without_bias[] = {x.data(), weight.data(), nullptr, out.data()};
-  void** operands = kCoreAbi < 2 ? plain : without_bias;
+  void* operands[] = {x.data(), weight.data(), nullptr, out.data()};  // without a bias
   Constant constants[2];
   constants[0].i = n;
   constants[1].i = k;
@@ -133,10 +130,12 @@ std::string test_attention(const CpuKernelEntry& entry) {
   for (int32_t b = 0; b < kBlocks; ++b) table[b] = kBlocks - 1 - b;
   void* operands[] = {q.data(), keys.data(), values.data(), position, seq, table, out.data()};
   const int64_t dims[] = {kRows, 1, kBlocks, kBlocks};
-  Constant constants[3];
+  Constant constants[5];
   constants[0].i = kHeads;
   constants[1].i = 1;
   constants[2].i = kDim;
+  constants[3].i = 0;  // no window
+  constants[4].f = 1.0 / std::sqrt(double{kDim});
   CpuLaunch launch = {operands, dims, constants, 0, 1, nullptr, nullptr, nullptr, nullptr};
   Buffer<std::byte> scratch(entry.scratch == nullptr ? 0 : entry.scratch(launch));
   launch.scratch = scratch.data();

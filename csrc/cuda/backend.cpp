@@ -146,7 +146,7 @@ class CudaBackend final : public Backend {
     std::vector<LoadedLaunch> loaded;
     for (const LaunchSpec& spec : program) {
       for (size_t offset : spec.operands) {
-        if (offset > arena_bytes_) {
+        if (offset != kNoOperand && offset > arena_bytes_) {
           throw DeviceFault(where(spec) + ": an operand at byte " + std::to_string(offset) +
                             " is outside the arena of " + std::to_string(arena_bytes_));
         }
@@ -273,7 +273,9 @@ class CudaBackend final : public Backend {
       grid[axis] = static_cast<unsigned>(value);
     }
     addresses_.clear();
-    for (size_t offset : spec.operands) addresses_.push_back(arena_ + offset);
+    for (size_t offset : spec.operands) {
+      addresses_.push_back(offset == kNoOperand ? 0 : arena_ + offset);
+    }
     for (int word : spec.dims) {
       addresses_.push_back(step_ + sizeof(int32_t) * static_cast<size_t>(word));
     }

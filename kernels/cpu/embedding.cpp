@@ -2,9 +2,9 @@
 [layouts]
 table = "panel16"
 */
-// embedding: out[r] = table[token(r)]; a negative row_token means the last token sampled in the
-// row's slot. A slot that holds no valid token (its logits were NaN) gives a row of NaN, so that
-// the row's own sampling reports it as well.
+// embedding: out[r] = table[token(r)] * scale; a negative row_token means the last token sampled in
+// the row's slot. A slot that holds no valid token (its logits were NaN) gives a row of NaN, so
+// that the row's own sampling reports it as well.
 //
 // Layout: the table is stored like a linear's weight, in panels of 16 rows ("panel16"; blocks.h for
 //   block formats), because a tied head is the same buffer; a token's row is one lane of its panel.
@@ -67,6 +67,7 @@ void embedding(const CpuLaunch& launch) {
   const auto* table = launch.operand<const std::byte>(4);
   auto* out = launch.operand<float>(5);
   const int64_t rows = launch.dims[0], vocab = launch.integer(0), hidden = launch.integer(1);
+  const auto scale = static_cast<float>(launch.real(2));
 
   partition_2d(launch, rows, hidden, kGroup, [&](int64_t row, int64_t begin, int64_t end) {
     int64_t token = row_token[row];
@@ -77,6 +78,9 @@ void embedding(const CpuLaunch& launch) {
       return;
     }
     Rows<Table>::read(table, token, hidden, {begin, end}, to);
+    if (scale != 1.0f) {
+      for (int64_t k = begin; k < end; ++k) to[k] *= scale;
+    }
   });
 }
 

@@ -4,16 +4,18 @@ weight = "panel16"
 [levels]
 also = ["avx512vnni"]
 */
-// linear: out[r, n] = sum over k of x[r, k] * weight[n, k], accumulated in fp32, rounded once.
+// linear: out[r, n] = sum over k of x[r, k] * weight[n, k] + bias[n], accumulated in fp32, rounded
+// once.
 //
 // Layout: the weight is stored in panels of 16 output columns, zero padded ("panel16"): f32 as
 //   [ceil(n / 16)][k][16], bf16 as [ceil(n / 16)][ceil(k / 2)][16][2]. So one vector of a panel is
 //   one k or one pair of them, and a panel streams through memory in order.
 // Shapes: any rows, n and k.
 // Order: every output element is one chain of fused multiply-adds over k = 0, 1, 2, .., whichever
-//   tile computes it; partial sums that are set aside between two stretches of k stay fp32. So a
-//   row's result depends neither on the other rows, nor on tiles, chunks or workers. At level
-//   avx512vnni a link of a bf16 chain is a pair of k (vdpbf16ps: fp32 sums, denormals are zero).
+//   tile computes it; partial sums that are set aside between two stretches of k stay fp32. A bias
+//   is added to the finished sum. So a row's result depends neither on the other rows, nor on
+//   tiles, chunks or workers. At level avx512vnni a link of a bf16 chain is a pair of k (vdpbf16ps:
+//   fp32 sums, denormals are zero).
 // Tiles: rows x panels of accumulators in registers. A chain is as slow as the latency of an FMA
 //   (4 cycles), so 4 chains keep a unit busy; more rows save loads.
 // Work split: (block of up to 64 rows, panel), rows outermost, in contiguous ranges.
@@ -197,8 +199,8 @@ struct Scratch {
 
 // One block of rows times panels [begin, end): for each group of panels, each stretch of k.
 template <class X, class Weight, class Out>
-void multiply_block(const X* x, int64_t rows, const Weight* weight, Range panels, int64_t n,
-                    int64_t k, const Scratch& scratch, Out* out) {
+void multiply_block(const X* x, int64_t rows, const Weight* weight, const float* bias, Range panels,
+                    int64_t n, int64_t k, const Scratch& scratch, Out* out) {
   constexpr bool may_copy = kCopiesWeights && sizeof(Weight) < sizeof(float);
   const int64_t steps = ceil_div(k, kStepK<X>);
   const int64_t panel_elements = ceil_div(k, kLaneK<Weight>) * kLaneK<Weight> * kLanes;
@@ -223,8 +225,11 @@ void multiply_block(const X* x, int64_t rows, const Weight* weight, Range panels
     for (int64_t r = 0; r < rows; ++r) {
       const float* from = scratch.sums + r * kSumsStride;
       Out* to = out + r * n + column;
-      for_lanes(min64(kTilePanels * kLanes, last - column),
-                [&](int64_t i, auto count) { store(to + i, load(from + i, count), count); });
+      for_lanes(min64(kTilePanels * kLanes, last - column), [&](int64_t i, auto count) {
+        F32x16 sum = load(from + i, count);
+        if (bias != nullptr) sum = sum + load(bias + column + i, count);
+        store(to + i, sum, count);
+      });
     }
   }
 }
@@ -246,7 +251,8 @@ template <class X, class Weight, class Out>
 void linear(const CpuLaunch& launch) {
   const auto* x = launch.operand<const X>(0);
   const auto* weight = launch.operand<const Weight>(1);
-  auto* out = launch.operand<Out>(2);
+  const auto* bias = launch.operand<const float>(2);  // may be null
+  auto* out = launch.operand<Out>(3);
   const int64_t rows = launch.dims[0], n = launch.integer(0), k = launch.integer(1);
   if (rows == 0) return;
 
@@ -261,12 +267,17 @@ void linear(const CpuLaunch& launch) {
                  const int64_t first = block * height, count = min64(height, rows - first);
                  auto* copy = reinterpret_cast<TileX<Weight>*>(scratch.x_copy);
                  const auto* from = tile_x(x + first * k, count, k, copy);
-                 multiply_block(from, count, weight, {begin, end}, n, k, scratch, out + first * n);
+                 multiply_block(from, count, weight, bias, {begin, end}, n, k, scratch,
+                                out + first * n);
                });
 }
 
 ATLAS_CPU_KERNEL("linear.x_f32.weight_f32.out_f32", linear<float, float, float>, scratch<float>);
 ATLAS_CPU_KERNEL("linear.x_bf16.weight_bf16.out_f32", linear<Bf16, Bf16, float>, scratch<Bf16>);
+ATLAS_CPU_KERNEL("linear.x_f32.weight_f32.bias_f32.out_f32", linear<float, float, float>,
+                 scratch<float>);
+ATLAS_CPU_KERNEL("linear.x_bf16.weight_bf16.bias_f32.out_f32", linear<Bf16, Bf16, float>,
+                 scratch<Bf16>);
 
 }  // namespace
 }  // namespace atlas

@@ -10,8 +10,8 @@ also = ["avx512vnni", "i8mm"]
 // Layout: panels of 16 output columns, one block of codes, scales and offsets per group (blocks.h).
 // Shapes: any rows, n and k; the last group may be short.
 // Order: the integer dot product of a group is exact, and the groups of an output element are one
-//   chain of fp32 operations over k, whichever tile computes it. So a row's result depends neither
-//   on the other rows, nor on tiles, chunks or workers.
+//   chain of fp32 operations over k, whichever tile computes it; a bias is added to the finished
+//   sum. So a row's result depends neither on the other rows, nor on tiles, chunks or workers.
 // Tiles: up to kTileRows rows by one panel. Codes are unpacked once per tile; a row's four
 //   activations are broadcast from the rounded copy of the tile, which lies group by group.
 // Work split: (block of rows, panel), rows outermost, in contiguous ranges. Each worker rounds the
@@ -78,8 +78,8 @@ ATLAS_INLINE void add_group(const uint8_t* block, const RoundedGroup<rows, Sum<F
 
 // One tile of rows times one panel.
 template <class Format, int rows>
-void multiply(const std::byte* rounded, const uint8_t* panel, int64_t groups, float* out,
-              int64_t stride, int64_t columns) {
+void multiply(const std::byte* rounded, const uint8_t* panel, int64_t groups, const float* bias,
+              float* out, int64_t stride, int64_t columns) {
   const auto* x = reinterpret_cast<const RoundedGroup<rows, Sum<Format>>*>(rounded);
   F32x16 sum[rows];
   for (int r = 0; r < rows; ++r) sum[r] = zero();
@@ -87,6 +87,10 @@ void multiply(const std::byte* rounded, const uint8_t* panel, int64_t groups, fl
     for (int64_t i = 0; i < Format::kBytes; i += 64) __builtin_prefetch(panel + kPrefetch + i);
     add_group<Format, rows>(panel, x[g], sum);
     panel += Format::kBytes;
+  }
+  if (bias != nullptr) {
+    const F32x16 added = load(bias, columns);
+    for (int r = 0; r < rows; ++r) sum[r] = sum[r] + added;
   }
   for (int r = 0; r < rows; ++r) {
     if (columns == kLanes) {
@@ -100,12 +104,13 @@ void multiply(const std::byte* rounded, const uint8_t* panel, int64_t groups, fl
 // A tile whose number of rows becomes a compile-time constant, 1..max_rows.
 template <class Format, int max_rows>
 ATLAS_INLINE void multiply_rows(int64_t rows, const std::byte* rounded, const uint8_t* panel,
-                                int64_t groups, float* out, int64_t stride, int64_t columns) {
+                                int64_t groups, const float* bias, float* out, int64_t stride,
+                                int64_t columns) {
   if (rows == max_rows) {
-    return multiply<Format, max_rows>(rounded, panel, groups, out, stride, columns);
+    return multiply<Format, max_rows>(rounded, panel, groups, bias, out, stride, columns);
   }
   if constexpr (max_rows > 1) {
-    multiply_rows<Format, max_rows - 1>(rows, rounded, panel, groups, out, stride, columns);
+    multiply_rows<Format, max_rows - 1>(rows, rounded, panel, groups, bias, out, stride, columns);
   }
 }
 
@@ -148,7 +153,8 @@ template <class X, class Format>
 void linear_a8(const CpuLaunch& launch) {
   const auto* x = launch.operand<const X>(0);
   const auto* weight = launch.operand<const uint8_t>(1);
-  auto* out = launch.operand<float>(2);
+  const auto* bias = launch.operand<const float>(2);  // may be null
+  auto* out = launch.operand<float>(3);
   const int64_t rows = launch.dims[0], n = launch.integer(0), k = launch.integer(1);
   if (rows == 0) return;
   const int64_t groups = ceil_div(k, kGroup), panel_bytes = Format::panel_bytes(k);
@@ -165,11 +171,12 @@ void linear_a8(const CpuLaunch& launch) {
                    round_tile<Sum<Format>>(x + (first_row + first) * k, tile, k, rounded(first));
                  });
                  for (int64_t panel = begin; panel < end; ++panel) {
+                   const float* added = bias == nullptr ? nullptr : bias + panel * kLanes;
                    for_tiles(count, [&](int64_t first, int64_t tile) {
                      float* to = out + (first_row + first) * n + panel * kLanes;
                      multiply_rows<Format, kTileRows>(tile, rounded(first),
-                                                      weight + panel * panel_bytes, groups, to, n,
-                                                      min64(kLanes, n - panel * kLanes));
+                                                      weight + panel * panel_bytes, groups, added,
+                                                      to, n, min64(kLanes, n - panel * kLanes));
                    });
                  }
                });
@@ -187,6 +194,18 @@ ATLAS_CPU_KERNEL("linear_a8.x_bf16.weight_i4g32", linear_a8<Bf16, I4g32>, scratc
 ATLAS_CPU_KERNEL("linear_a8.x_bf16.weight_i4g32z", linear_a8<Bf16, I4g32z>, scratch);
 ATLAS_CPU_KERNEL("linear_a8.x_bf16.weight_i4g32m", linear_a8<Bf16, I4g32m>, scratch);
 ATLAS_CPU_KERNEL("linear_a8.x_bf16.weight_i4g32f", linear_a8<Bf16, I4g32f>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_f32.weight_i8g32.bias_f32", linear_a8<float, I8g32>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_f32.weight_i8g32f.bias_f32", linear_a8<float, I8g32f>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_f32.weight_i4g32.bias_f32", linear_a8<float, I4g32>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_f32.weight_i4g32z.bias_f32", linear_a8<float, I4g32z>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_f32.weight_i4g32m.bias_f32", linear_a8<float, I4g32m>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_f32.weight_i4g32f.bias_f32", linear_a8<float, I4g32f>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_bf16.weight_i8g32.bias_f32", linear_a8<Bf16, I8g32>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_bf16.weight_i8g32f.bias_f32", linear_a8<Bf16, I8g32f>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_bf16.weight_i4g32.bias_f32", linear_a8<Bf16, I4g32>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_bf16.weight_i4g32z.bias_f32", linear_a8<Bf16, I4g32z>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_bf16.weight_i4g32m.bias_f32", linear_a8<Bf16, I4g32m>, scratch);
+ATLAS_CPU_KERNEL("linear_a8.x_bf16.weight_i4g32f.bias_f32", linear_a8<Bf16, I4g32f>, scratch);
 
 }  // namespace
 }  // namespace atlas

@@ -2,11 +2,12 @@
 [levels]
 also = ["avx512vnni"]
 */
-// paged_attention: out[r, h] = softmax(q[r, h] . K / sqrt(head_dim)) V over positions
-// 0..row_position[r] of the row's sequence.
+// paged_attention: out[r, h] = softmax(q[r, h] . K * scale) V over positions 0..row_position[r] of
+// the row's sequence, or the last `window` of them.
 //
 // Layout: caches [blocks][n_kv_heads][16][head_dim]; block_table[seq] lists a sequence's blocks.
-//   Only entries up to the row's position are read; tokens past it are masked.
+//   Only entries of blocks that some row of a tile sees are read; what a row does not see is
+//   masked.
 // Shapes: any head_dim, any number of query heads per KV head, any context.
 // Order: a context is cut into chunks of 128 positions. Within a chunk every score is one chain
 // over
@@ -463,8 +464,8 @@ void paged_attention(const CpuLaunch& launch) {
                                   launch.operand<T>(6),
                                   launch.dims[0],
                                   launch.dims[2],
-                                  0,
-                                  1.0f / __builtin_sqrtf(static_cast<float>(heads.dim)),
+                                  launch.integer(3),
+                                  static_cast<float>(launch.real(4)),
                                   padded_to(heads.dim, Math::kPadding),
                                   reinterpret_cast<float*>(launch.scratch)};
   attention.run(launch);

@@ -1,4 +1,4 @@
-// residual_add: residual += x, in fp32.
+// residual_add: residual += scale * x, in fp32.
 //
 // Layout: both [rows, hidden], contiguous, so the arrays are one vector.
 // Shapes: any hidden; the last vector may be partial.
@@ -15,8 +15,9 @@ void residual_add(const CpuLaunch& launch) {
   const Range part = partition(launch, launch.dims[0] * launch.integer(0), kLanes);
   const auto* x = launch.operand<const X>(0) + part.begin;
   auto* residual = launch.operand<float>(1) + part.begin;
+  const F32x16 scale = splat(static_cast<float>(launch.real(1)));
   for_lanes(part.end - part.begin, [&](int64_t i, auto count) {
-    store(residual + i, load(residual + i, count) + load(x + i, count), count);
+    store(residual + i, load(residual + i, count) + scale * load(x + i, count), count);
   });
 }
 

@@ -5,7 +5,7 @@ block = "TILE"
 [knobs]
 TILE = 256
 */
-// embedding: out[r] = table[token(r)], widened to fp32.
+// embedding: out[r] = table[token(r)] * scale, in fp32.
 //
 // table [vocab, hidden] f32 or bf16, out [rows, hidden] f32. One thread an element.
 // Bytes: hidden x (element + 4) per row; bound by memory latency.
@@ -26,7 +26,8 @@ ATLAS_KERNEL(const types::row_token* __restrict__ row_token,
   // A slot may remember -1, the token of a row of NaN logits: what follows it is NaN too.
   float value = __int_as_float(0x7fffffff);
   if (token >= 0 && token < constants::vocab) {
-    value = atlas::to_float(table[static_cast<size_t>(token) * constants::hidden + column]);
+    value = atlas::to_float(table[static_cast<size_t>(token) * constants::hidden + column]) *
+            constants::scale;
   }
   out[static_cast<size_t>(row) * constants::hidden + column] = value;
 }

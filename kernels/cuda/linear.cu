@@ -35,10 +35,12 @@ trips = "1 + ceil_div(ceil_div(k, 64), STAGES - 1)"
 steps = "ceil_div(k, 64)"
 memory = "n * k * size_weight"
 */
-// linear: out[r, n] = sum over k of x[r, k] * weight[n, k], accumulated in fp32, rounded once.
+// linear: out[r, n] = sum over k of x[r, k] * weight[n, k] + bias[n], accumulated in fp32, rounded
+// once.
 //
-// x [rows, k], weight [n, k], out [rows, n], all row-major, f32 or bf16 each. A block computes
-// TILE_M rows by TILE_N columns, walking k in steps from 0 up. Two ways through a step:
+// x [rows, k], weight [n, k], out [rows, n], all row-major, f32 or bf16 each; bias [n] f32, or
+// none, is added to the finished sum. A block computes TILE_M rows by TILE_N columns, walking k in
+// steps from 0 up. Two ways through a step:
 // - x and weight both bf16: tensor cores (mma.m16n8k16). STAGES tiles in flight by cp.async; warps
 //   share a tile out in ceil(TILE_M / 64) rows and as many columns as that leaves.
 // - anything else: fp32 FMA, one after the other over k.
@@ -62,9 +64,16 @@ constexpr int kK = constants::k, kColumns = constants::n;
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
-__device__ inline void store(types::out* out, int rows, int row, int column, float value) {
+// Where results go; `bias` is null in instances without one.
+struct Out {
+  types::out* data;
+  const types::bias* bias;
+};
+
+__device__ inline void store(Out out, int rows, int row, int column, float value) {
   if (row >= rows || column >= kColumns) return;
-  out[static_cast<size_t>(row) * kColumns + column] = atlas::from_float<types::out>(value);
+  if constexpr (HAS_BIAS) value += out.bias[column];
+  out.data[static_cast<size_t>(row) * kColumns + column] = atlas::from_float<types::out>(value);
 }
 
 // A tile of kHeight rows by kWidth elements of k, as bf16. A row of kStride elements is 4 banks off
@@ -98,7 +107,7 @@ struct alignas(16) Bf16Tile {
 };
 
 template <class X, class Weight>
-__device__ inline void tensor_core_tile(const X* x, const Weight* weight, types::out* out, int rows,
+__device__ inline void tensor_core_tile(const X* x, const Weight* weight, Out out, int rows,
                                         int first_row, int first_column) {
   constexpr int kStep = 64, kStages = knobs::STAGES;
   constexpr int kSteps = ceil_div(kK, kStep);
@@ -180,8 +189,8 @@ __device__ inline void tensor_core_tile(const X* x, const Weight* weight, types:
 
 // A thread owns rows y, y + kDown, ... and columns z, z + 16, ... of the tile.
 template <class X, class Weight>
-__device__ inline void fma_tile(const X* x, const Weight* weight, types::out* out, int rows,
-                                int first_row, int first_column) {
+__device__ inline void fma_tile(const X* x, const Weight* weight, Out out, int rows, int first_row,
+                                int first_column) {
   constexpr int kStep = 32, kAcross = 16, kDown = kWarps * 32 / kAcross;
   constexpr int kStride = kStep + 1;  // 16 columns' worth of loads touch 16 different banks
   static_assert(kM % kDown == 0 && kN % kAcross == 0, "the tile is made of whole threads' shares");
@@ -237,7 +246,7 @@ __device__ inline void fma_tile(const X* x, const Weight* weight, types::out* ou
 
 // All three are templates so that the way not taken is not compiled.
 template <class X, class Weight>
-__device__ inline void tile(const X* x, const Weight* weight, types::out* out, int rows) {
+__device__ inline void tile(const X* x, const Weight* weight, Out out, int rows) {
   const int first_row = blockIdx.x * kM, first_column = blockIdx.y * kN;
   if (first_row >= rows) return;
   if constexpr (atlas::same_type<X, __nv_bfloat16> && atlas::same_type<Weight, __nv_bfloat16>) {
@@ -250,6 +259,6 @@ __device__ inline void tile(const X* x, const Weight* weight, types::out* out, i
 }  // namespace
 
 ATLAS_KERNEL(const types::x* __restrict__ x, const types::weight* __restrict__ weight,
-             types::out* __restrict__ out, const int* rows) {
-  tile(x, weight, out, *rows);
+             const types::bias* __restrict__ bias, types::out* __restrict__ out, const int* rows) {
+  tile(x, weight, Out{out, bias}, *rows);
 }

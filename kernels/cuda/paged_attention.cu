@@ -11,8 +11,8 @@ WARPS = 8
 HEADS = [1, 2, 4, 8]
 WARPS = [4, 8, 16]
 */
-// paged_attention: out[r, h] = softmax(q[r, h] . K / sqrt(head_dim)) V over positions
-// 0..row_position[r].
+// paged_attention: out[r, h] = softmax(q[r, h] . K * scale) V over positions 0..row_position[r], or
+// the last `window` of them.
 //
 // q, out [rows, n_heads * head_dim]; caches [blocks, n_kv_heads, 16, head_dim]; f32 or bf16 each.
 // One block a row and KV head: the query heads that share the KV head (HEADS of them at most, more
@@ -20,9 +20,9 @@ WARPS = [4, 8, 16]
 // tile t belonging to warp t % WARPS. A warp keeps a running maximum, sum and weighted sum of
 // values per head (online softmax), lane l holding elements l, l + 32, ... of the head; the warps'
 // shares are put together at the end in order. So a row sees the same arithmetic alone, in a batch,
-// or in any chunk. Keys after the row's position and block table entries beyond it are never read:
-// they may be garbage. Bytes: 2 x head_dim elements per visible key and KV head; bound by bandwidth
-// at long contexts.
+// or in any chunk. Keys after the row's position, KV blocks wholly before its window, and the block
+// table's entries for these are never read: they may be garbage. Bytes: 2 x head_dim elements per
+// visible key and KV head; bound by bandwidth at long contexts.
 #include "atlas/convert.cuh"
 #include "atlas/instance.h"
 #include "atlas/reduce.cuh"
@@ -73,7 +73,9 @@ ATLAS_KERNEL(const types::q* __restrict__ q, const types::k_cache* __restrict__ 
   const int position = row_position[row];
   const int* table = block_table + static_cast<size_t>(row_seq[row]) * *max_blocks;
   const size_t first_head = static_cast<size_t>(row) * n_heads + kv_head * kGroup + first_in_group;
-  const float scale = 1.0f / sqrtf(static_cast<float>(head_dim));
+  // The first position that the row sees, and the tile that holds it.
+  const int begin = window > 0 && position >= window ? position - window + 1 : 0;
+  const int first_tile = begin / kTile;
 
   float query[kHeads][kPieces], values[kHeads][kPieces], maximum[kHeads], total[kHeads];
 #pragma unroll
@@ -86,13 +88,17 @@ ATLAS_KERNEL(const types::q* __restrict__ q, const types::k_cache* __restrict__ 
     for (int i = 0; i < kPieces; ++i) values[h][i] = 0.0f;
   }
 
-  for (int first = warp * kTile; first <= position; first += kWarps * kTile) {
+  // This warp's first tile from that one on.
+  const int my_tile = first_tile + (warp + kWarps - first_tile % kWarps) % kWarps;
+  for (int first = my_tile * kTile; first <= position; first += kWarps * kTile) {
     const int n_keys = position + 1 - first < kTile ? position + 1 - first : kTile;
+    const int hidden =
+        window > 0 ? begin - first : 0;  // leading keys outside the window, if above 0
     // Where the tile's KV blocks lie; one of no visible key stays unread.
     size_t base[kTile / kBlockSize];
 #pragma unroll
     for (int b = 0; b < kTile / kBlockSize; ++b) {
-      const bool used = b * kBlockSize < n_keys;
+      const bool used = b * kBlockSize < n_keys && (b + 1) * kBlockSize > hidden;
       const size_t kv_block = used ? table[first / kBlockSize + b] : 0;
       base[b] = (kv_block * n_kv_heads + kv_head) * kBlockSize * head_dim;
     }
@@ -105,6 +111,7 @@ ATLAS_KERNEL(const types::q* __restrict__ q, const types::k_cache* __restrict__ 
 #pragma unroll 4
       for (int j = 0; j < kBlockSize; ++j) {
         if (b * kBlockSize + j >= n_keys) break;
+        if (window > 0 && b * kBlockSize + j < hidden) continue;
         float key[kPieces];
         load(key, k_cache + base[b] + j * head_dim, lane);
 #pragma unroll
@@ -113,7 +120,7 @@ ATLAS_KERNEL(const types::q* __restrict__ q, const types::k_cache* __restrict__ 
 #pragma unroll
           for (int i = 0; i < kPieces; ++i) dot = fmaf(query[h][i], key[i], dot);
           dot = atlas::warp_reduce(dot, atlas::Sum());
-          if (lane == b * kBlockSize + j) score[h] = dot * scale;
+          if (lane == b * kBlockSize + j) score[h] = dot * constants::scale;
         }
       }
     }
@@ -135,6 +142,7 @@ ATLAS_KERNEL(const types::q* __restrict__ q, const types::k_cache* __restrict__ 
 #pragma unroll 4
       for (int j = 0; j < kBlockSize; ++j) {
         if (b * kBlockSize + j >= n_keys) break;
+        if (window > 0 && b * kBlockSize + j < hidden) continue;
         float value[kPieces];
         load(value, v_cache + base[b] + j * head_dim, lane);
 #pragma unroll
@@ -147,8 +155,8 @@ ATLAS_KERNEL(const types::q* __restrict__ q, const types::k_cache* __restrict__ 
     }
   }
 
-  // Put the warps' shares together. Warp 0 has a key (position >= 0), so the maximum is finite; a
-  // warp that saw none has maximum -inf and weighs exp(-inf) = 0.
+  // Put the warps' shares together. Some warp has a key, so the largest maximum is finite; a warp
+  // that saw none has maximum -inf and weighs exp(-inf) = 0.
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     if (lane == 0) {

@@ -70,10 +70,10 @@ class TestWhatIsCompiled:
     ) -> None:
         built(tree, gpu_targets(tree))
         counting.calls.clear()
-        with (tree / "cuda/swiglu.cu").open("a") as file:
+        with (tree / "cuda/gated_activation.cu").open("a") as file:
             file.write("// touched\n")
         built(tree, gpu_targets(tree))
-        assert counting.calls == ["swiglu.cu"]
+        assert counting.calls == ["gated_activation.cu"]
 
     def test_a_touched_header_rebuilds_what_includes_it(
         self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
@@ -93,14 +93,14 @@ class TestWhatIsCompiled:
         built(tree, both)
         counting.calls.clear()
         (tree / "h200/llama-3.2-1b").mkdir(parents=True)
-        shutil.copy(tree / "cuda/swiglu.cu", tree / "h200/llama-3.2-1b/swiglu.cu")
-        edit(tree / "h200/llama-3.2-1b/swiglu.cu", "// swiglu", "// mine: swiglu")
+        shutil.copy(tree / "cuda/gated_activation.cu", tree / "h200/llama-3.2-1b/gated_activation.cu")
+        edit(tree / "h200/llama-3.2-1b/gated_activation.cu", "// gated_activation", "// mine: gated_activation")
         manifest, _ = built(tree, gpu_targets(tree, model="smollm2-135m,llama-3.2-1b"))
-        assert counting.calls == ["swiglu.cu"]
-        sources = {(s.model, k.source) for s in manifest.sets for k in s.kernels if k.op == "swiglu"}
+        assert counting.calls == ["gated_activation.cu"]
+        sources = {(s.model, k.source) for s in manifest.sets for k in s.kernels if k.op == "gated_activation"}
         assert sources == {
-            ("smollm2-135m", "cuda/swiglu.cu"),
-            ("llama-3.2-1b", "h200/llama-3.2-1b/swiglu.cu"),
+            ("smollm2-135m", "cuda/gated_activation.cu"),
+            ("llama-3.2-1b", "h200/llama-3.2-1b/gated_activation.cu"),
         }
 
     def test_compiler_and_options_are_part_of_the_key(
@@ -153,15 +153,15 @@ class TestManifest:
     ) -> None:
         folder = tree / "h200/smollm2-135m/bf16"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "tuning.toml").write_text("[swiglu]\nTILE = 128\n")
+        (folder / "tuning.toml").write_text("[gated_activation]\nTILE = 128\n")
         manifest, _ = built(tree, gpu_targets(tree))
         by_op = {kernel.op: kernel for kernel in manifest.sets[0].kernels}
-        assert (by_op["swiglu"].knobs, by_op["swiglu"].knobs_from) == ({"TILE": 128}, "tuned")
-        assert by_op["swiglu"].block == 128
+        assert (by_op["gated_activation"].knobs, by_op["gated_activation"].knobs_from) == ({"TILE": 128}, "tuned")
+        assert by_op["gated_activation"].block == 128
         assert by_op["linear"].knobs_from == "cost model"
         assert set(by_op["linear"].knobs) == {"TILE_M", "TILE_N", "WARPS", "STAGES"}
         assert by_op["residual_add"].knobs_from == "declared"
-        assert by_op["swiglu"].seconds == 0.1 and "seconds" not in manifest.to_json()
+        assert by_op["gated_activation"].seconds == 0.1 and "seconds" not in manifest.to_json()
 
     @pytest.mark.parametrize("embed", ["cubin", "ptx", "both"])
     def test_it_says_what_is_embedded(
@@ -225,9 +225,10 @@ class TestChecks:
 
     def test_an_op_without_a_kernel(self, tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
         (target,) = gpu_targets(tree)
-        (tree / "cuda/swiglu.cu").unlink()
+        (tree / "cuda/gated_activation.cu").unlink()
         with pytest.raises(
-            BuildError, match="op swiglu: no kernel for target h200/smollm2-135m/bf16; accepted: swiglu.cu in "
+            BuildError,
+            match="op gated_activation: no kernel for target h200/smollm2-135m/bf16; accepted: gated_activation.cu in ",
         ):
             built(tree, [target])
 
@@ -266,7 +267,8 @@ class TestRealFailures:
             built(tree, gpu_targets(tree))
 
     def test_an_empty_kernel(self, tree: Path, gpu_targets: Targets) -> None:
-        edit(tree / "cuda/residual_add.cu", "  residual[element] += atlas::to_float(x[element]);", "  (void)element;")
+        whole = "  residual[element] += constants::scale * atlas::to_float(x[element]);"
+        edit(tree / "cuda/residual_add.cu", whole, "  (void)element;")
         with pytest.raises(BuildError, match="residual_add.cu for .* never reads its input x"):
             built(tree, gpu_targets(tree))
 

@@ -14,7 +14,7 @@ import pytest
 from atlas.build import cuda, nvrtc, process, toolchain
 from atlas.build.kernel_cache import Compiled
 from atlas.errors import BuildError
-from tests.build.test_cuda_toolchain import compile_swiglu
+from tests.build.test_cuda_toolchain import compile_gated_activation
 
 NVCC = Path("/usr/local/bin/nvcc")
 nvcc_installed = pytest.mark.skipif(not NVCC.exists(), reason=f"no {NVCC}: an installed CUDA toolkit")
@@ -39,13 +39,13 @@ def script(folder: Path, text: str) -> Path:
 class TestNvcc:
     def compile(self, monkeypatch: pytest.MonkeyPatch, source: str | None = None) -> Compiled:
         monkeypatch.setenv(toolchain.VARIABLE, str(NVCC))
-        return compile_swiglu(source)
+        return compile_gated_activation(source)
 
     def test_a_kernel_compiles_to_the_same_bytes_in_any_folder(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         first = self.compile(monkeypatch)
-        assert first.image.startswith(b"\x7fELF") and b".entry atlas_swiglu" in first.ptx
+        assert first.image.startswith(b"\x7fELF") and b".entry atlas_gated_activation" in first.ptx
         assert (first.reads, first.writes) == ((0, 2), (1,)) and first.spills == 0 and first.registers > 8
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -65,10 +65,10 @@ class TestNvcc:
 
     def test_an_error_names_kernel_line_and_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(
-            BuildError, match=r"kernel swiglu.cu: nvcc [\d.]+ \(ATLAS_CUDA_COMPILER\) for sm_90a failed"
+            BuildError, match=r"kernel gated_activation.cu: nvcc [\d.]+ \(ATLAS_CUDA_COMPILER\) for sm_90a failed"
         ) as caught:
             self.compile(monkeypatch, '#include "atlas/instance.h"\nATLAS_KERNEL(int* x) { x[0] = ; }\n')
-        assert "swiglu.cu(2): error" in str(caught.value)
+        assert "gated_activation.cu(2): error" in str(caught.value)
 
     def test_a_warning_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(BuildError, match="declared but never referenced"):
@@ -105,7 +105,7 @@ class TestChoice:
         text = f'[ "$1" = --version ] && echo "release 99.1, V99.1.2" && exit\necho "$@" >> {tmp_path}/calls\nexit 3'
         monkeypatch.setenv(toolchain.VARIABLE, str(script(tmp_path, text)))
         with pytest.raises(BuildError, match=r"nvcc 99.1.2 \(ATLAS_CUDA_COMPILER\) for sm_90a failed"):
-            compile_swiglu()
+            compile_gated_activation()
         call = (tmp_path / "calls").read_text()
         for option in (*cuda.OPTIONS, "--gpu-architecture=compute_90a", "--Werror=all-warnings"):
             assert option in call.split()
@@ -176,7 +176,7 @@ class TestNewerNvrtc:
         except importlib.metadata.PackageNotFoundError:
             assert toolchain.wheels().version.startswith("nvrtc 12.9.")
         else:
-            assert compile_swiglu().image.startswith(b"\x7fELF")  # a real newer one: it compiles
+            assert compile_gated_activation().image.startswith(b"\x7fELF")  # a real newer one: it compiles
 
 
 def test_processor_time_is_the_childs(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ from atlas.targets import target as targets
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 
-SWIGLU = KernelKey("swiglu", (("gate_up", "bf16"), ("out", "f32")), (("intermediate", 1000),))
+GATED_ACTIVATION = KernelKey(
+    "gated_activation", (("gate_up", "bf16"), ("out", "f32")), (("intermediate", 1000), ("activation", 0))
+)
 
 # Text that ptxas 12.9 prints for a kernel that spills, and for one with a device function beside it.
 SPILLS = """\
@@ -52,12 +54,12 @@ def forget_toolchain() -> Iterator[None]:
     toolchain._find.cache_clear()
 
 
-def compile_swiglu(source: str | None = None, arch: str = "sm_90a") -> Compiled:
-    path = KERNELS / "cuda" / "swiglu.cu"
+def compile_gated_activation(source: str | None = None, arch: str = "sm_90a") -> Compiled:
+    path = KERNELS / "cuda" / "gated_activation.cu"
     declared = kernel_file.declaration(path)
-    _, block, _ = declared.geometry(dict(SWIGLU.constants), declared.knobs)
+    _, block, _ = declared.geometry(dict(GATED_ACTIVATION.constants), declared.knobs)
     headers = {f"atlas/{file.name}": file.read_text() for file in (KERNELS / "cuda/include/atlas").glob("*.cuh")}
-    headers[cuda.INSTANCE_HEADER] = instance_header(SWIGLU, "atlas_swiglu", declared.knobs, block)
+    headers[cuda.INSTANCE_HEADER] = instance_header(GATED_ACTIVATION, "atlas_gated_activation", declared.knobs, block)
     return cuda.compile_kernel(path.name, source or path.read_text(), headers, arch)
 
 
@@ -102,9 +104,16 @@ def test_the_instance_header_specialises() -> None:
         assert line in lines
 
 
+def test_an_optional_operand_is_a_compile_time_fact() -> None:
+    operands = (("x", "bf16"), ("weight", "bf16"), ("bias", "f32"), ("out", "f32"))
+    for given, fact in ((operands, "true"), ((*operands[:2], operands[3]), "false")):
+        lines = instance_header(KernelKey("linear", given, (("n", 8), ("k", 8))), "k", {}, 32).splitlines()
+        assert f"constexpr bool HAS_BIAS = {fact};" in lines and "using bias = float;" in lines
+
+
 def test_an_unknown_element_type_is_named() -> None:
-    key = KernelKey("swiglu", (("gate_up", "fp8"), ("out", "f32")), (("intermediate", 8),))
-    with pytest.raises(BuildError, match=r"kernel swiglu: operand gate_up is 'fp8'"):
+    key = KernelKey("gated_activation", (("gate_up", "fp8"), ("out", "f32")), (("intermediate", 8),))
+    with pytest.raises(BuildError, match=r"kernel gated_activation: operand gate_up is 'fp8'"):
         instance_header(key, "k", {}, 32)
 
 
@@ -112,11 +121,11 @@ def test_an_unknown_element_type_is_named() -> None:
 @pytest.mark.usefixtures("wheels")
 class TestCompiler:
     def test_the_same_bytes_twice_and_from_another_folder(self, tmp_path: Path) -> None:
-        first = compile_swiglu()
-        assert first == compile_swiglu()
+        first = compile_gated_activation()
+        assert first == compile_gated_activation()
         code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
-        code += "from tests.build.test_cuda_toolchain import compile_swiglu\nimport hashlib\n"
-        code += "print(hashlib.sha256(compile_swiglu().image).hexdigest())"
+        code += "from tests.build.test_cuda_toolchain import compile_gated_activation\nimport hashlib\n"
+        code += "print(hashlib.sha256(compile_gated_activation().image).hexdigest())"
         environment = {**os.environ, "PYTHONPATH": str(Path(atlas.__file__).parents[1])}
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
@@ -124,31 +133,31 @@ class TestCompiler:
         assert done.stdout.strip() == hashlib.sha256(first.image).hexdigest()
 
     def test_no_path_of_this_machine_is_in_the_image(self) -> None:
-        image = compile_swiglu().image
+        image = compile_gated_activation().image
         for path in (Path.cwd(), toolchain.wheels().ptxas.parents[2], KERNELS):
             assert str(path).encode() not in image
 
     def test_a_syntax_error_names_kernel_and_line(self) -> None:
         with pytest.raises(BuildError) as caught:
-            compile_swiglu('#include "atlas/instance.h"\nATLAS_KERNEL(int* x) { x[0] = ; }\n')
-        assert "kernel swiglu.cu" in str(caught.value)
-        assert "swiglu.cu(2): error" in str(caught.value)
+            compile_gated_activation('#include "atlas/instance.h"\nATLAS_KERNEL(int* x) { x[0] = ; }\n')
+        assert "kernel gated_activation.cu" in str(caught.value)
+        assert "gated_activation.cu(2): error" in str(caught.value)
 
     def test_a_warning_is_an_error(self) -> None:
-        with pytest.raises(BuildError, match=r"kernel swiglu\.cu: compiles with warnings"):
-            compile_swiglu('#include "atlas/instance.h"\nATLAS_KERNEL(int* x) { int unused; x[0] = 1; }\n')
+        with pytest.raises(BuildError, match=r"kernel gated_activation\.cu: compiles with warnings"):
+            compile_gated_activation('#include "atlas/instance.h"\nATLAS_KERNEL(int* x) { int unused; x[0] = 1; }\n')
 
     def test_a_source_without_a_kernel(self) -> None:
-        with pytest.raises(BuildError, match=r"kernel swiglu\.cu: defines no kernel"):
-            compile_swiglu('#include "atlas/instance.h"\n')
+        with pytest.raises(BuildError, match=r"kernel gated_activation\.cu: defines no kernel"):
+            compile_gated_activation('#include "atlas/instance.h"\n')
 
     def test_a_missing_header_is_named(self) -> None:
         with pytest.raises(BuildError, match=r"atlas/nowhere\.cuh"):
-            compile_swiglu('#include "atlas/nowhere.cuh"\n')
+            compile_gated_activation('#include "atlas/nowhere.cuh"\n')
 
     @pytest.mark.parametrize("arch", toolchain.ARCHITECTURES)
     def test_every_architecture_compiles(self, arch: str) -> None:
-        assert compile_swiglu(arch=arch).image.startswith(b"\x7fELF")
+        assert compile_gated_activation(arch=arch).image.startswith(b"\x7fELF")
 
     @pytest.mark.parametrize("hardware", ["h200", "gb10"])
     def test_every_op_of_the_real_model_compiles_without_local_memory(

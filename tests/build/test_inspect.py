@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
+from typing import NamedTuple
 
 import pytest
 
@@ -15,6 +17,14 @@ from atlas.targets.hardware import walk
 from tests.build.conftest import KERNELS
 
 CUDA_OPS = [op for op in OPS if (KERNELS / "cuda" / f"{op}.cu").exists()]
+
+
+class Instance(NamedTuple):
+    """A compiled kernel. unread: inputs that its file declares unread."""
+
+    symbol: str
+    ptx: str
+    unread: tuple[str, ...]
 
 
 def kernel(body: str, parameters: int = 2) -> str:
@@ -84,15 +94,22 @@ def test_another_symbol() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reads", "writes", "message"),
+    ("reads", "writes", "given", "message"),
     [
-        ((1,), (2,), "here: never reads its input x; accepted: a load through every input's pointer; an empty kernel"),
-        ((0, 1), (), "here: never writes its output out; accepted: a store through every output's pointer; an empty"),
+        ((1,), (3,), None, "here: never reads its input x; accepted: a load through every input's pointer; an empty"),
+        ((0, 1, 2), (), None, "here: never writes its output out; accepted: a store through every output's pointer"),
+        ((0, 1), (3,), None, "here: never reads its input bias"),
+        ((0, 1), (3,), ("x", "weight", "bias", "out"), "here: never reads its input bias"),
+        ((0, 1), (3,), ("x", "weight", "out"), ""),
+        ((0,), (3,), ("x", "weight", "out"), "here: never reads its input weight"),
     ],
 )
-def test_what_is_missing_is_named(reads: tuple[int, ...], writes: tuple[int, ...], message: str) -> None:
-    with pytest.raises(BuildError, match=message):
-        inspect.check(OPS["linear"], reads, writes, (), "here")
+def test_what_is_missing_is_named(
+    reads: tuple[int, ...], writes: tuple[int, ...], given: tuple[str, ...] | None, message: str
+) -> None:
+    """An optional operand that the instance is compiled without need not be there."""
+    with pytest.raises(BuildError, match=message) if message else contextlib.nullcontext():
+        inspect.check(OPS["linear"], reads, writes, (), "here", given)
 
 
 def test_an_output_in_place_need_not_be_read() -> None:
@@ -100,15 +117,16 @@ def test_an_output_in_place_need_not_be_read() -> None:
 
 
 @pytest.fixture(scope="module")
-def compiled(wheels: None) -> dict[str, tuple[str, str]]:
-    """op -> symbol and PTX, for every op that has a CUDA kernel: the first case of its contract test."""
+def compiled(wheels: None) -> dict[str, Instance]:
+    """Every op that has a CUDA kernel: a case of its contract test with all optional operands."""
     target = targets.Target(walk(KERNELS)["h200"], targets.ANY_MODEL, "contract", {})
     result = {}
     for op in CUDA_OPS:
-        key = importlib.import_module(f"tests.contract.test_{op}").CASES[0].key()
+        cases = importlib.import_module(f"tests.contract.test_{op}").CASES
+        key = max(cases, key=lambda case: len(case.optional)).key()
         job = kernel_job.plan(KERNELS, target, key, "sm_90a")
         ptx = cuda.compile_kernel(job.path.name, job.source, job.headers, "sm_90a").ptx.decode()
-        result[op] = (job.symbol, ptx)
+        result[op] = Instance(job.symbol, ptx, job.declared.unread)
     return result
 
 
@@ -116,37 +134,39 @@ def compiled(wheels: None) -> dict[str, tuple[str, str]]:
 @pytest.mark.usefixtures("wheels")
 class TestRealKernels:
     @pytest.mark.parametrize("op", CUDA_OPS)
-    def test_every_operand_is_seen(self, op: str, compiled: dict[str, tuple[str, str]]) -> None:
-        symbol, ptx = compiled[op]
+    def test_every_operand_is_seen(self, op: str, compiled: dict[str, Instance]) -> None:
+        symbol, ptx, unread = compiled[op]
         found = inspect.access(ptx, symbol)
-        inspect.check(OPS[op], found.reads, found.writes, (), op)
+        inspect.check(OPS[op], found.reads, found.writes, unread, op)
         # And no more than is there: nothing is stored through an input.
         inputs = {i for i, operand in enumerate(OPS[op].operands) if operand.mode == "in"}
         assert not inputs & set(found.writes)
 
     @pytest.mark.parametrize("op", CUDA_OPS)
-    def test_a_kernel_without_its_stores_is_caught(self, op: str, compiled: dict[str, tuple[str, str]]) -> None:
-        symbol, ptx = compiled[op]
+    def test_a_kernel_without_its_stores_is_caught(self, op: str, compiled: dict[str, Instance]) -> None:
+        symbol, ptx, unread = compiled[op]
         cut = re.sub(r"(?m)^.*\bst\.global.*$", "", ptx)
         found = inspect.access(cut, symbol)
         with pytest.raises(BuildError, match="never writes its output"):
-            inspect.check(OPS[op], found.reads, found.writes, (), op)
+            inspect.check(OPS[op], found.reads, found.writes, unread, op)
 
     @pytest.mark.parametrize("op", CUDA_OPS)
-    def test_a_kernel_without_its_loads_is_caught(self, op: str, compiled: dict[str, tuple[str, str]]) -> None:
-        symbol, ptx = compiled[op]
+    def test_a_kernel_without_its_loads_is_caught(self, op: str, compiled: dict[str, Instance]) -> None:
+        symbol, ptx, unread = compiled[op]
         cut = re.sub(r"(?m)^.*\b(ld\.global|cp\.async\.c).*$", "", ptx)
         found = inspect.access(cut, symbol)
         with pytest.raises(BuildError, match="never reads its input"):
-            inspect.check(OPS[op], found.reads, found.writes, (), op)
+            inspect.check(OPS[op], found.reads, found.writes, unread, op)
 
     @pytest.mark.parametrize("op", CUDA_OPS)
-    def test_each_parameter_alone_is_missed(self, op: str, compiled: dict[str, tuple[str, str]]) -> None:
+    def test_each_parameter_alone_is_missed(self, op: str, compiled: dict[str, Instance]) -> None:
         """Cut one operand's pointer off at a time: the error names that operand."""
-        symbol, ptx = compiled[op]
+        symbol, ptx, unread = compiled[op]
         for index, operand in enumerate(OPS[op].operands):
+            if operand.name in unread:
+                continue
             cut = ptx.replace(f"[{symbol}_param_{index}]", f"[{symbol}_elsewhere]")
             assert cut != ptx
             found = inspect.access(cut, symbol)
             with pytest.raises(BuildError, match=f"put {operand.name}; accepted"):
-                inspect.check(OPS[op], found.reads, found.writes, (), op)
+                inspect.check(OPS[op], found.reads, found.writes, unread, op)

@@ -37,7 +37,7 @@ def test_geometry_is_evaluated_with_constants_and_knobs(tmp_path: Path) -> None:
         ("[launch]\ngird = 1\n", r"unknown key 'gird' in \[launch\]; accepted: grid"),
         ("[launch]\ngrid = [1, 1]\n", "grid is .*three expressions"),
         ("[knobs]\nTILE = 1.5\n", "knob TILE is 1.5; accepted: an integer"),
-        ('[layouts]\nwieght = "x"\n', "names 'wieght'; accepted: x, weight, out"),
+        ('[layouts]\nwieght = "x"\n', "names 'wieght'; accepted: x, weight, bias, out"),
         ("[launch\n", "not valid TOML"),
         ("[limits]\nspills = 1.5\n", r"\[limits\] spills is 1.5; accepted: bytes"),
         ('[limits]\nseconds = "long"\n', r"\[limits\] seconds is 'long'; accepted: a number of seconds"),

@@ -42,7 +42,7 @@ def test_a_pack_gives_back_what_was_put_in(tmp_path: Path) -> None:
     pack.write(path, pack.to_bytes(manifest, blob))
     opened = pack.read(path)
     assert opened.manifest == manifest and opened.kernel_set.name == "h200/test-model/bf16"
-    assert [bytes(image) for image in opened.images] == [cubin(b"code of swiglu"), cubin(b"code of rms_norm")]
+    assert [bytes(image) for image in opened.images] == [cubin(b"code of gated_activation"), cubin(b"code of rms_norm")]
     assert path.stat().st_mode & 0o777 == 0o644 and os.listdir(tmp_path) == ["a.atlaspack"]
 
 
@@ -295,7 +295,7 @@ def test_noise_behind_the_magic_never_crashes_the_parser(noise: bytes) -> None:
 
 def test_a_hostile_manifest_costs_no_more_memory_than_its_size_allows() -> None:
     kernels = b"[" + b"{}," * 1_000_000 + b"{}]"
-    text = b'{"format":1,"core_abi":1,"images":[],"compiler":"","sets":[{"kernels":' + kernels + b"}]}"
+    text = b'{"format":1,"core_abi":2,"images":[],"compiler":"","sets":[{"kernels":' + kernels + b"}]}"
     data = file_of(text, b"")
     tracemalloc.start()
     assert "sets[0]" in refusal(data)

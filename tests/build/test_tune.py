@@ -22,14 +22,14 @@ ROWS = {"1": 0.5, "3": 0.5}
 KEYS = [
     KernelKey("linear", (("x", "bf16"), ("weight", "bf16"), ("out", "f32")), (("n", 48), ("k", 40))),
     KernelKey("rms_norm", (("x", "f32"), ("weight", "f32"), ("out", "bf16")), (("hidden", 72), ("eps", 1e-5))),
-    KernelKey("swiglu", (("gate_up", "f32"), ("out", "bf16")), (("intermediate", 40),)),
+    KernelKey("gated_activation", (("gate_up", "f32"), ("out", "bf16")), (("intermediate", 40), ("activation", 0))),
     KernelKey(
         "paged_attention",
         (
             *(("q", "bf16"), ("k_cache", "bf16"), ("v_cache", "bf16"), ("row_position", "i32"), ("row_seq", "i32")),
             *(("block_table", "i32"), ("out", "bf16")),
         ),
-        (("n_heads", 2), ("n_kv_heads", 1), ("head_dim", 16)),
+        (("n_heads", 2), ("n_kv_heads", 1), ("head_dim", 16), ("window", 0), ("scale", 0.25)),
     ),
     KernelKey(
         "sample",
@@ -151,9 +151,9 @@ def test_winners_are_written_with_their_figures_and_used(tree: Path) -> None:
 def test_applying_keeps_other_kernels_tables(tree: Path) -> None:
     folder = tree / "h200/smollm2-135m/bf16"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tuning.toml").write_text("[swiglu]\n# by hand\nTILE = 128\n")
+    (folder / "tuning.toml").write_text("[gated_activation]\n# by hand\nTILE = 128\n")
     text = tune.apply(tree, result_for(GOOD)).read_text()
-    assert "[swiglu]\n# by hand\nTILE = 128\n" in text and "[linear.linear_x_bf16" in text
+    assert "[gated_activation]\n# by hand\nTILE = 128\n" in text and "[linear.linear_x_bf16" in text
 
 
 def test_a_result_of_other_code_is_refused(tree: Path) -> None:
@@ -190,7 +190,7 @@ def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.Capture
 def test_prepare_compiles_every_legal_variant(tree: Path, tmp_path: Path, gpu_targets: Any) -> None:
     (target,) = gpu_targets(tree)
     folder = tmp_path / "out"
-    summary = tune.prepare(tree, target, folder, 2, ("sample", "swiglu"))
+    summary = tune.prepare(tree, target, folder, 2, ("sample", "gated_activation"))
     # 1,024 threads leave sample too few registers: that variant spills, and is left out.
     assert summary == f"6 variants of 2 kernels for sm_90a in {folder}; 1 failed a check"
     cases = json.loads((folder / "cases.json").read_text())
@@ -198,7 +198,7 @@ def test_prepare_compiles_every_legal_variant(tree: Path, tmp_path: Path, gpu_ta
         (folder / "manifest.json").read_text(), (folder / "images.bin").read_bytes(), "here"
     )
     entries = {kernel.name: kernel for kernel in known.sets[0].kernels}
-    assert [c["op"] for c in cases["cases"]] == ["swiglu", "sample"]
+    assert [c["op"] for c in cases["cases"]] == ["gated_activation", "sample"]
     for one in cases["cases"]:
         key = tune.key_of(one)
         assert key.name() == one["kernel"] and key in build.closure(target)

@@ -16,7 +16,7 @@ import numpy as np
 from atlas.build.manifest import KernelEntry
 from atlas.debug.compare import error_ratio
 from atlas.ops import OPS
-from atlas.ops.op import Op
+from atlas.ops.op import Op, Operand
 from atlas.runtime import memory_plan
 from atlas.runtime.backend import Backend, BoundProgram
 from atlas.runtime.dtypes import NUMPY
@@ -48,6 +48,7 @@ class Case:
     """One specialisation of an op, and the run-time sizes to run it at.
 
     dtypes: of operands whose contract accepts several.
+    optional: the optional operands that the launch has.
     """
 
     op: str
@@ -55,17 +56,22 @@ class Case:
     constants: tuple[tuple[str, int | float], ...]
     dims: tuple[tuple[str, int], ...]
     note: str = ""
+    optional: tuple[str, ...] = ()
 
     @property
     def contract(self) -> Op:
         return OPS[self.op]
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return tuple(o for o in self.contract.operands if not o.optional or o.name in self.optional)
 
     def dtype(self, operand: str) -> str:
         accepted = self.contract.operand(operand).dtypes
         return dict(self.dtypes)[operand] if len(accepted) > 1 else accepted[0]
 
     def key(self) -> KernelKey:
-        dtypes = tuple((operand.name, self.dtype(operand.name)) for operand in self.contract.operands)
+        dtypes = tuple((operand.name, self.dtype(operand.name)) for operand in self.operands)
         given = dict(self.constants)
         return KernelKey(self.op, dtypes, tuple((name, given[name]) for name in self.contract.constants))
 
@@ -79,13 +85,25 @@ class Case:
     def __str__(self) -> str:
         dtypes = "-".join(dict.fromkeys(dtype for _, dtype in self.dtypes))
         sizes = "-".join(f"{name}{value}" for name, value in (*self.constants, *self.dims))
-        return "-".join(part for part in (self.note, dtypes, sizes) if part)
+        return "-".join(part for part in (self.note, dtypes, *self.optional, sizes) if part)
 
 
-def case(op: str, dtypes: str | Mapping[str, str], note: str = "", /, **sizes: int | float) -> Case:
-    """A case from keyword sizes. `dtypes`: one type for every operand that has a choice, or by operand."""
+def case(
+    op: str,
+    dtypes: str | Mapping[str, str],
+    note: str = "",
+    /,
+    optional: tuple[str, ...] = (),
+    **sizes: int | float,
+) -> Case:
+    """A case from keyword sizes. `dtypes`: one type for every operand that has a choice, or by operand.
+    `optional`: names of the optional operands that it has."""
     contract = OPS[op]
-    choices = [operand.name for operand in contract.operands if len(operand.dtypes) > 1]
+    choices = [
+        operand.name
+        for operand in contract.operands
+        if len(operand.dtypes) > 1 and (not operand.optional or operand.name in optional)
+    ]
     given = dict.fromkeys(choices, dtypes) if isinstance(dtypes, str) else dict(dtypes)
     return Case(
         op,
@@ -93,6 +111,7 @@ def case(op: str, dtypes: str | Mapping[str, str], note: str = "", /, **sizes: i
         tuple((name, sizes[name]) for name in contract.constants),
         tuple((name, int(sizes[name])) for name in contract.dims),
         note,
+        optional,
     )
 
 
@@ -102,7 +121,7 @@ def programs_of(case: Case) -> tuple[StepPrograms, Limits]:
     recorder.begin("forward")
     dims = dict(case.dims)
     integers = {name: value for name, value in case.constants if isinstance(value, int)}
-    for operand in case.contract.operands:
+    for operand in case.operands:
         extents = tuple(
             SYMBOL_OF_DIM[extent]
             if isinstance(extent, str) and extent in SYMBOL_OF_DIM
@@ -113,7 +132,7 @@ def programs_of(case: Case) -> tuple[StepPrograms, Limits]:
     recorder.launch(
         case.op,
         case.op,
-        {operand.name: operand.name for operand in case.contract.operands},
+        {operand.name: operand.name for operand in case.operands},
         {dim: SYMBOL_OF_DIM[dim] for dim in case.contract.dims},
         dict(case.constants),
     )
@@ -142,9 +161,7 @@ def run(
     programs, limits = programs_of(case)
     launch = programs.forward.launches[0]
     entry = kernels.get(launch.key.name()) or kernels.get(launch.key.signature())
-    layout = {
-        o.name: LAYOUTS[(entry.layouts if entry else {}).get(o.name, "row_major")] for o in case.contract.operands
-    }
+    layout = {o.name: LAYOUTS[(entry.layouts if entry else {}).get(o.name, "row_major")] for o in case.operands}
     physical = {name: layout[name].nbytes(case.shape(name), case.dtype(name)) for name in layout}
     plan = memory_plan.plan(programs, limits, physical)
     bound = BoundProgram(programs.forward, programs.buffers, plan, limits, kernels)
@@ -152,7 +169,7 @@ def run(
     backend.allocate(plan.total)
     backend.fill(0, POISON, plan.total)
     before: dict[str, Any] = {}
-    for operand in case.contract.operands:
+    for operand in case.operands:
         if case.dtype(operand.name) in FORMATS:
             # A weight has no run-time extent, so nothing of it is spare.
             packed = layout[operand.name].pack(given[operand.name], case.dtype(operand.name))
@@ -184,7 +201,7 @@ def run(
     after, untouched = {}, np.ones(plan.total, bool)
     step_begin, step_end = plan.regions["step"]
     untouched[step_begin:step_end] = False
-    for operand in case.contract.operands:
+    for operand in case.operands:
         offset, size = plan.offsets[operand.name], physical[operand.name]
         raw = arena_after[offset : offset + size]
         after[operand.name] = layout[operand.name].unpack(raw, case.shape(operand.name), case.dtype(operand.name))
@@ -204,7 +221,7 @@ def check(backend: Backend, kernels: Mapping[str, KernelEntry], case: Case, give
     expected = {name: array if isinstance(array, BlockArray) else array.copy() for name, array in before.items()}
     case.contract.reference(expected, dict(case.dims), dict(case.constants))
     worst = 0.0
-    for operand in case.contract.operands:
+    for operand in case.operands:
         name = operand.name
         if operand.mode == "in":
             continue

@@ -8,13 +8,15 @@ from tests.contract.harness import Case, case
 from tests.contract.inputs import blocks, normal
 
 CASES = [
-    case("embedding", dtype, vocab=vocab, hidden=hidden, rows=rows, seqs=seqs, slots=9)
+    case("embedding", dtype, vocab=vocab, hidden=hidden, scale=scale, rows=rows, seqs=seqs, slots=9)
     for dtype in ("f32", "bf16")
+    for scale in (1.0, 33.94112549695428)
     for vocab, hidden in ((320, 128), (1003, 576), (50, 61))
     for rows, seqs in ((1, 1), (7, 3), (130, 8))
 ] + [
-    case("embedding", dtype, vocab=vocab, hidden=hidden, rows=rows, seqs=3, slots=9)
+    case("embedding", dtype, vocab=vocab, hidden=hidden, scale=scale, rows=rows, seqs=3, slots=9)
     for dtype in FORMATS
+    for scale in (1.0, 0.7)
     for vocab, hidden, rows in ((320, 576, 33), (33, 71, 7))
 ]
 
@@ -37,7 +39,7 @@ def test_matches_reference(device, case: Case, rng) -> None:
 
 def test_a_slot_without_a_token_gives_a_row_of_nan(device, rng) -> None:
     """A slot remembers -1 after logits that were no numbers; other rows are as ever."""
-    c = case("embedding", "f32", vocab=320, hidden=128, rows=7, seqs=3, slots=9)
+    c = case("embedding", "f32", vocab=320, hidden=128, scale=1.0, rows=7, seqs=3, slots=9)
     given = {
         "row_token": np.array([5, -1, 7, -1, -1, 319, 0], np.int32),
         "row_seq": np.array([0, 0, 1, 1, 2, 2, 2], np.int32),

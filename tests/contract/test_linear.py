@@ -12,8 +12,9 @@ _TYPES = (
 )
 
 CASES = [
-    case("linear", types, n=n, k=k, rows=rows)
+    case("linear", types, optional=optional, n=n, k=k, rows=rows)
     for types in _TYPES
+    for optional in ((), ("bias",))
     for n, k, rows in (
         (960, 576, 1),
         (960, 576, 7),
@@ -29,7 +30,8 @@ CASES = [
 
 
 def inputs(c: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    return {"x": normal(c, "x", rng), "weight": normal(c, "weight", rng, dict(c.constants)["k"] ** -0.5)}
+    given = {"x": normal(c, "x", rng), "weight": normal(c, "weight", rng, dict(c.constants)["k"] ** -0.5)}
+    return given | {name: normal(c, name, rng) for name in c.optional}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -37,15 +39,16 @@ def test_matches_reference(device, case: Case, rng) -> None:
     assert device.check(case, inputs(case, rng)) <= 1.0
 
 
+@pytest.mark.parametrize("optional", [(), ("bias",)], ids=["plain", "bias"])
 @pytest.mark.parametrize("types", _TYPES, ids=lambda t: "-".join(t.values()))
-def test_row_does_not_depend_on_the_batch(device, types, rng) -> None:
+def test_row_does_not_depend_on_the_batch(device, types, optional, rng) -> None:
     """Bit for bit: known failure 11, 'correct at n = 1, garbage at n >= 4', and batch invariance."""
-    whole = case("linear", types, n=576, k=1536, rows=130)
+    whole = case("linear", types, optional=optional, n=576, k=1536, rows=130)
     given = inputs(whole, rng)
     expected = device.run(whole, given)["out"][:130]
     for rows in (1, 2, 4, 8, 33):
-        part = case("linear", types, n=576, k=1536, rows=rows)
+        part = case("linear", types, optional=optional, n=576, k=1536, rows=rows)
         for begin in (0, 130 - rows):
             x = given["x"][begin : begin + rows]
-            actual = device.run(part, {"x": x, "weight": given["weight"]})["out"][:rows]
+            actual = device.run(part, {**given, "x": x})["out"][:rows]
             assert actual.tobytes() == expected[begin : begin + rows].tobytes(), f"{rows} rows from {begin}"

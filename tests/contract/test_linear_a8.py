@@ -16,11 +16,17 @@ CASES = [
     for x, shapes in (("f32", _SHAPES), ("bf16", _SHAPES[1:3]))
     for format in FORMATS
     for n, k, rows in shapes
+] + [
+    case("linear_a8", {"x": x, "weight": format}, optional=("bias",), n=n, k=k, rows=rows)
+    for x in ("f32", "bf16")
+    for format in FORMATS
+    for n, k, rows in _SHAPES[1:5:2]
 ]
 
 
 def inputs(c: Case, rng: np.random.Generator) -> dict[str, object]:
-    return {"x": normal(c, "x", rng), "weight": blocks(c, "weight", rng)}
+    given = {"x": normal(c, "x", rng), "weight": blocks(c, "weight", rng)}
+    return given | {name: normal(c, name, rng) for name in c.optional}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -3,33 +3,77 @@
 import numpy as np
 import pytest
 
+from atlas.targets.shape import KV_BLOCK_SIZE
 from tests.contract.harness import Case, case
 from tests.contract.inputs import normal, paged
 
 
-def attention(dtype: str, heads: tuple[int, int, int], rows: int, seqs: int, max_blocks: int) -> Case:
+def attention(
+    dtype: str,
+    heads: tuple[int, int, int],
+    rows: int,
+    seqs: int,
+    max_blocks: int,
+    window: int = 0,
+    scale: float | None = None,
+) -> Case:
+    """`scale` None: the usual 1 / sqrt(head_dim)."""
     n_heads, n_kv_heads, head_dim = heads
-    blocks = seqs * max_blocks + 2
-    sizes = {"rows": rows, "seqs": seqs, "max_blocks": max_blocks, "blocks": blocks}
-    return case("paged_attention", dtype, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, **sizes)
+    return case(
+        "paged_attention",
+        dtype,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        window=window,
+        scale=head_dim**-0.5 if scale is None else scale,
+        rows=rows,
+        seqs=seqs,
+        max_blocks=max_blocks,
+        blocks=seqs * max_blocks + 2,
+    )
 
 
 CASES = [
-    attention(dtype, heads, *sizes)
-    for dtype in ("f32", "bf16")
-    for heads in ((9, 3, 64), (4, 4, 128), (8, 1, 96), (16, 2, 64))
-    for sizes in ((1, 1, 1), (7, 3, 2), (130, 5, 9), (3, 3, 67))
+    *(
+        attention(dtype, heads, *sizes)
+        for dtype in ("f32", "bf16")
+        for heads in ((9, 3, 64), (4, 4, 128), (8, 1, 96), (16, 2, 64))
+        for sizes in ((1, 1, 1), (7, 3, 2), (130, 5, 9), (3, 3, 67))
+    ),
+    *(
+        attention(dtype, heads, *sizes, window, scale)
+        for dtype in ("f32", "bf16")
+        for heads, scale in (((9, 3, 64), None), ((4, 1, 256), 0.0625), ((6, 2, 80), 0.1))
+        for window in (1, 16, 40, 512)
+        for sizes in ((1, 1, 3), (130, 5, 9), (3, 3, 67))
+    ),
 ]
 
 
+def first_positions(c: Case, given: dict[str, np.ndarray]) -> np.ndarray:
+    """The first position that each row sees."""
+    window = dict(c.constants)["window"]
+    position = given["row_position"]
+    return np.maximum(position - window + 1, 0) if window else np.zeros_like(position)
+
+
 def inputs(c: Case, rng: np.random.Generator, sharpness: float = 1.0) -> dict[str, np.ndarray]:
-    """Keys scaled by `sharpness`: large values make the softmax pick one position."""
-    return {
+    """Keys scaled by `sharpness`: large values make the softmax pick one position. Blocks wholly before
+    the window of all rows of their sequence are NaN, and their entries of the table are garbage."""
+    given = {
         **paged(c, rng),
         "q": normal(c, "q", rng),
         "k_cache": normal(c, "k_cache", rng, sharpness),
         "v_cache": normal(c, "v_cache", rng),
     }
+    firsts, table = first_positions(c, given), given["block_table"]
+    for seq in range(len(table)):
+        freed = firsts[given["row_seq"] == seq].min() // KV_BLOCK_SIZE
+        for name in ("k_cache", "v_cache"):
+            given[name][table[seq, :freed]] = np.nan
+        table[seq, :freed] = 1 << 30
+    return given
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -38,7 +82,7 @@ def test_matches_reference(device, case: Case, sharpness: float, rng) -> None:
     assert device.check(case, inputs(case, rng, sharpness)) <= 1.0
 
 
-LONG = {"n_heads": 6, "n_kv_heads": 2, "head_dim": 48, "max_blocks": 20, "blocks": 42}
+LONG = {"n_heads": 6, "n_kv_heads": 2, "head_dim": 48, "window": 0, "scale": 48**-0.5, "max_blocks": 20, "blocks": 42}
 
 
 def at_positions(
@@ -102,24 +146,52 @@ def test_a_nan_reaches_the_rows_that_see_it_and_no_other(device, dtype: str, rng
         given[cache] = clean
 
 
+@pytest.mark.parametrize("window", [0, 1, 23, 100])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_row_does_not_depend_on_the_batch(device, dtype: str, rng) -> None:
-    """Bit for bit: a row alone, and the same row among 130 of 5 sequences."""
-    whole = attention(dtype, (9, 3, 64), 130, 5, 9)
+def test_row_does_not_depend_on_the_batch(device, dtype: str, window: int, rng) -> None:
+    """Bit for bit: a row alone, and the same row among 130 of 5 sequences. Alone, it may not even look at
+    what the sequence's other rows see and it does not."""
+    whole = attention(dtype, (9, 3, 64), 130, 5, 9, window)
     given = inputs(whole, rng)
-    expected = device.run(whole, given)["out"]
-    alone = case(
-        "paged_attention", dtype, n_heads=9, n_kv_heads=3, head_dim=64, rows=1, seqs=1, max_blocks=9, blocks=47
-    )
+    expected, firsts = device.run(whole, given)["out"], first_positions(whole, given)
+    alone = attention(dtype, (9, 3, 64), 1, 1, 9, window)
     for row in (0, 1, 64, 129):
         seq = given["row_seq"][row]
+        table = given["block_table"][seq : seq + 1].copy()
+        k_cache, v_cache = (_gathered(given[name], table[0]) for name in ("k_cache", "v_cache"))
+        used = np.arange(9) >= firsts[row] // KV_BLOCK_SIZE
+        used &= np.arange(9) <= given["row_position"][row] // KV_BLOCK_SIZE
+        k_cache[:9][~used] = v_cache[:9][~used] = np.nan
         single = {
             "q": given["q"][row : row + 1],
             "row_seq": np.zeros(1, np.int32),
             "row_position": given["row_position"][row : row + 1],
-            "block_table": given["block_table"][seq : seq + 1],
-            "k_cache": given["k_cache"],
-            "v_cache": given["v_cache"],
+            "block_table": np.where(used, np.arange(9), 1 << 30).astype(np.int32)[None, :],
+            "k_cache": k_cache,
+            "v_cache": v_cache,
         }
         actual = device.run(alone, single)["out"]
         assert actual[0].tobytes() == expected[row].tobytes(), f"row {row}"
+
+
+def _gathered(cache: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """A pool of 11 blocks that begins with a sequence's 9, in order."""
+    blocks = np.where(table < len(cache), table, 0)
+    return np.concatenate([cache[blocks], cache[:2]])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_window_hides_the_tokens_before_it(device, dtype: str, rng) -> None:
+    """Changing a hidden token of a block that is read changes no bit, were it NaN; a visible one does."""
+    c = attention(dtype, (9, 3, 64), 1, 1, 3, 20)
+    given = inputs(c, rng)
+    given["row_position"][:] = 45  # sees 26..45
+    given["block_table"][:] = (0, 1, 2)
+    given["k_cache"] = normal(c, "k_cache", rng)
+    given["v_cache"] = normal(c, "v_cache", rng)
+    before = device.run(c, given)["out"][0].copy()
+    for name in ("k_cache", "v_cache"):
+        given[name][1, :, :10] = np.nan
+    assert device.run(c, given)["out"][0].tobytes() == before.tobytes()
+    given["v_cache"][1, :, 10] += 1
+    assert device.run(c, given)["out"][0].tobytes() != before.tobytes()

@@ -33,7 +33,7 @@ def launch(**changes: object) -> dict[str, object]:
         "image": -1,
         "operands": [0, 256],
         "dims": [1],
-        "constants": [4],
+        "constants": [4, 1.0],
         "grid": [],
         "block": 1,
         "shared": 0,
@@ -64,6 +64,7 @@ def test_a_launch_runs_on_the_arena(backend: core.CoreBackend) -> None:
         ({"kernel": "residual_add.x_f64"}, "layers.0.add.*residual_add.x_f64"),
         ({"operands": [0, ARENA]}, "layers.0.add"),
         ({"operands": [0, 1 << 60]}, "layers.0.add"),
+        ({"operands": [None, ARENA]}, "layers.0.add"),
     ],
 )
 def test_a_launch_that_cannot_run_is_refused_at_load(
@@ -104,7 +105,7 @@ def test_every_cpu_kernel_of_the_manifest_is_compiled_in() -> None:
     assert listed <= set(core.extension().cpu_kernels())
 
 
-@pytest.mark.parametrize("change", ['"core_abi": 1', '"format": 1'])
+@pytest.mark.parametrize("change", [f'"core_abi": {manifest.CORE_ABI}', '"format": 1'])
 def test_a_manifest_of_another_version_is_refused(change: str) -> None:
     text = core.extension().embedded_manifest().decode()
     assert change in text

@@ -21,6 +21,7 @@ from tests.contract.inputs import normal, paged
 Given = dict[str, np.ndarray[Any, Any]]
 
 HEADS = {"n_heads": 9, "n_kv_heads": 3, "head_dim": 64}
+ATTENTION = {"window": 0, "scale": 0.125}
 PAGED = {"rows": 37, "seqs": 4, "max_blocks": 9, "blocks": 40}
 HEADER = np.array([STEP_VERSION, 1] + [0] * (HEADER_WORDS - 2), np.int32)
 
@@ -34,10 +35,10 @@ def some_cases(rng: np.random.Generator) -> list[tuple[Case, Given]]:
             cases.append((c, {"x": normal(c, "x", rng), "weight": normal(c, "weight", rng)}))
         # Many rows, and one row of a context that the workers divide.
         for sizes in (PAGED, {"rows": 1, "seqs": 1, "max_blocks": 61, "blocks": 61}):
-            c = case("paged_attention", dtype, **HEADS, **sizes)
+            c = case("paged_attention", dtype, **HEADS, **ATTENTION, **sizes)
             cache = {name: normal(c, name, rng) for name in ("q", "k_cache", "v_cache")}
             cases.append((c, {**paged(c, rng), **cache}))
-        c = case("swiglu", {"gate_up": "f32", "out": dtype}, intermediate=100, rows=3)
+        c = case("gated_activation", {"gate_up": "f32", "out": dtype}, intermediate=100, activation=0, rows=3)
         cases.append((c, {"gate_up": normal(c, "gate_up", rng, 3.0)}))
         c = case("rms_norm", dtype, hidden=100, eps=1e-5, rows=5)
         cases.append((c, {"x": normal(c, "x", rng), "weight": normal(c, "weight", rng)}))
@@ -47,7 +48,7 @@ def some_cases(rng: np.random.Generator) -> list[tuple[Case, Given]]:
 def outputs(threads: int, level: str, c: Case, given: Given) -> dict[str, bytes]:
     kernels = cpu_device(level).kernels
     after = harness.run(core.cpu_backend(threads, level), kernels, c, given)[1]
-    return {o.name: after[o.name].tobytes() for o in c.contract.operands if o.mode != "in"}
+    return {o.name: after[o.name].tobytes() for o in c.operands if o.mode != "in"}
 
 
 @pytest.mark.parametrize("level", core.extension().cpu_levels())
@@ -68,10 +69,10 @@ def test_levels_with_fused_multiply_add_agree() -> None:
 
 @pytest.mark.parametrize("level", core.extension().cpu_levels())
 def test_exp_at_its_limits(level: str) -> None:
-    """Through swiglu with up = 1: gate / (1 + exp(-gate))."""
+    """Through gated_activation with up = 1: gate / (1 + exp(-gate))."""
     special = [0.0, -0.0, 1e-45, -1e-45, 88.7, 88.73, -88.7, -88.73, -104.0, 1e30, -1e30, np.inf, np.nan]
     gate = np.concatenate([np.array(special), np.linspace(-110, 110, 4083)]).astype(np.float32)
-    c = case("swiglu", "f32", intermediate=len(gate), rows=1)
+    c = case("gated_activation", "f32", intermediate=len(gate), activation=0, rows=1)
     given = {"gate_up": np.concatenate([gate, np.ones_like(gate)])[None]}
     actual = harness.run(core.cpu_backend(1, level), cpu_device(level).kernels, c, given)[1]["out"][0]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -83,7 +84,7 @@ def test_exp_at_its_limits(level: str) -> None:
 
 def test_a_token_that_could_not_be_sampled_gives_a_row_of_nan() -> None:
     """The row's own sampling then reports it; memory before the table is not read."""
-    c = case("embedding", "f32", vocab=50, hidden=20, rows=3, seqs=2, slots=2)
+    c = case("embedding", "f32", vocab=50, hidden=20, scale=1.0, rows=3, seqs=2, slots=2)
     given = {
         "row_token": np.array([-1, 7, -1], np.int32),
         "row_seq": np.array([0, 0, 1], np.int32),
@@ -109,7 +110,7 @@ def adds(threads: int, launches: int) -> tuple[core.CoreBackend, int]:
         "image": -1,
         "operands": [0, 256],
         "dims": [1],
-        "constants": [4],
+        "constants": [4, 1.0],
         "grid": [],
         "block": 1,
         "shared": 0,

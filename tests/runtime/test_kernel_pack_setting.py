@@ -70,8 +70,8 @@ def test_the_images_of_the_pack_reach_the_device(tmp_path: Path, gpu: list[Any])
     options = runner.RunnerOptions(kernel_packs=(str(path),))
     backend, choice, kernels = runner._open_backend(SHAPE, options, "m")
     assert (backend.name, choice.source) == ("cuda:0", f"--kernel-pack {path}")
-    assert gpu == [cubin(b"code of swiglu"), cubin(b"code of rms_norm")]
-    assert {kernel.op: kernel.image for kernel in kernels.values()} == {"swiglu": 0, "rms_norm": 1}
+    assert gpu == [cubin(b"code of gated_activation"), cubin(b"code of rms_norm")]
+    assert {kernel.op: kernel.image for kernel in kernels.values()} == {"gated_activation": 0, "rms_norm": 1}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,10 @@ def test_the_images_of_the_pack_reach_the_device(tmp_path: Path, gpu: list[Any])
         (packed(shape_hash=SHAPE.hash(), arch="sm_90a")[:-1], "cut off: "),
         (packed(shape_hash=SHAPE.hash(), quant="fp8"), "is for quant fp8, not bf16"),
         (packed(shape_hash=SHAPE.hash(), arch="sm_121a", capability=(12, 1)), "and this device is 9.0"),
-        (packed(shape_hash=SHAPE.hash(), contract="0" * 16), "op swiglu has contract 0000000000000000, accepted: "),
+        (
+            packed(shape_hash=SHAPE.hash(), contract="0" * 16),
+            "op gated_activation has contract 0000000000000000, accepted: ",
+        ),
     ],
 )
 def test_a_pack_that_does_not_fit_is_refused_with_the_command_that_makes_one(

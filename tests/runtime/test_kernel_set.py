@@ -150,8 +150,12 @@ def test_one_of_several_packs_that_were_asked_for_is_enough() -> None:
         ({}, GB10, "sm_90a code runs on compute capability 9.0 only (suffix a), and this device is 12.1"),
         ({"arch": "sm_120a", "capability": (12, 0)}, GB10, "sm_120a code runs on compute capability 12.0 only"),
         ({"arch": "nonsense"}, H200, "arch: 'nonsense' is not an architecture name; accepted: sm_XY or compute_XY"),
-        ({"contract": "0" * 16}, H200, "op swiglu has contract 0000000000000000, accepted: "),
-        ({"op": "conv2d"}, H200, "kernel swiglu__hidden576 is of an op 'conv2d' that this version does not have"),
+        ({"contract": "0" * 16}, H200, "op gated_activation has contract 0000000000000000, accepted: "),
+        (
+            {"op": "conv2d"},
+            H200,
+            "kernel gated_activation__hidden576 is of an op 'conv2d' that this version does not have",
+        ),
     ],
 )
 def test_another_architecture_or_contract_is_refused(

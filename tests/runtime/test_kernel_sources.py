@@ -30,10 +30,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "atlas" / "packs"
 
 
-def store(quant: str = "bf16", data: bytes | None = None, abi: str = "1") -> Path:
+def store(quant: str = "bf16", data: bytes | None = None, abi: str = str(pack.CORE_ABI)) -> Path:
     folder = kernel_sources.cache_folder()
     assert folder is not None
-    path = folder / pack.cache_name("h200", SHAPE, quant).replace("-1.", f"-{abi}.")
+    path = folder / pack.cache_name("h200", SHAPE, quant).replace(f"-{pack.CORE_ABI}.", f"-{abi}.")
     path.write_bytes(packed(quant=quant) if data is None else data)
     return path
 

@@ -53,7 +53,8 @@ def test_weights_of_a_program_are_the_weights_of_the_family() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"operands": {"x": "x", "out": "out"}}, "operands .*accepted: exactly"),
+        ({"operands": {"x": "x", "out": "out"}}, r"operands .*accepted: exactly .*, and optionally \['bias'\]"),
+        ({"operands": {"x": "x", "weight": "weight", "bias": "weight", "out": "out"}}, "buffer weight has shape"),
         ({"operands": {"x": "x", "weight": "nothing", "out": "out"}}, "no buffer 'nothing'"),
         ({"operands": {"x": "ids", "weight": "weight", "out": "out"}}, "operand x is i32"),
         ({"operands": {"x": "out", "weight": "weight", "out": "out"}}, "buffer out has shape"),
@@ -77,6 +78,23 @@ def test_a_launch_that_breaks_its_contract_is_refused(change: dict[str, dict[str
     recorder.launch("linear", "good", **good)
     with pytest.raises(BuildError, match=message):
         recorder.launch("linear", "bad", **{**good, **change})
+
+
+def test_an_optional_operand_stands_in_the_signature_only_where_it_is_given() -> None:
+    recorder = Recorder()
+    recorder.begin("forward")
+    recorder.buffer("x", "f32", ("n_rows", 4), "workspace")
+    recorder.buffer("weight", "f32", (8, 4), "weight")
+    recorder.buffer("bias", "f32", (8,), "weight")
+    recorder.buffer("out", "f32", ("n_rows", 8), "workspace")
+    dims, constants = {"rows": "n_rows"}, {"n": 8, "k": 4}
+    for bias in ({}, {"bias": "bias"}):
+        recorder.launch("linear", "l", {"x": "x", "weight": "weight", **bias, "out": "out"}, dims, constants)
+    recorder.begin("sample")
+    without, with_bias = recorder.finish().forward.launches
+    assert without.key.signature() == "linear.x_f32.weight_f32.out_f32"
+    assert with_bias.key.signature() == "linear.x_f32.weight_f32.bias_f32.out_f32"
+    assert without.reads() == ["x", "weight"] and with_bias.reads() == ["x", "weight", "bias"]
 
 
 def test_a_buffer_declared_twice_must_agree() -> None:

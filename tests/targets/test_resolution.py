@@ -17,7 +17,7 @@ HARDWARE = ["leaf", "middle", "base"]
 LEVELS = [f"{h}{suffix}" for h in HARDWARE for suffix in ("/model/bf16", "/model", "")]
 """Every folder that target leaf/model/bf16 looks in, nearest first; and folders that belong to others:"""
 FOREIGN = ["leaf/model/fp8", "leaf/else", "leaf/else/bf16", "middle/model/fp8", "stranger", "stranger/model/bf16"]
-KERNEL_OPS = ["linear", "swiglu", "sample"]
+KERNEL_OPS = ["linear", "gated_activation", "sample"]
 
 placements = st.dictionaries(st.sampled_from(KERNEL_OPS), st.sets(st.sampled_from(LEVELS + FOREIGN)), min_size=1)
 
@@ -105,14 +105,14 @@ def test_tuning_merges_and_the_nearest_value_of_each_knob_applies(stated: dict[s
         for level, knobs in stated.items():
             (root / level).mkdir(parents=True, exist_ok=True)
             lines = [f"{knob} = {value}" for knob, value in knobs.items()]
-            (root / level / "tuning.toml").write_text("\n".join(["[linear]", *lines, "[swiglu]", "D = 1"]))
+            (root / level / "tuning.toml").write_text("\n".join(["[linear]", *lines, "[gated_activation]", "D = 1"]))
         wanted = {
             knob: next(stated[level][knob] for level in LEVELS if knob in stated.get(level, {}))
             for knob in "ABC"
             if any(knob in knobs for knobs in stated.values())
         }
         assert tuning(target, "linear") == wanted
-        assert tuning(target, "swiglu") == ({"D": 1} if stated else {}) and tuning(target, "sample") == {}
+        assert tuning(target, "gated_activation") == ({"D": 1} if stated else {}) and tuning(target, "sample") == {}
 
 
 def test_each_level_says_what_it_is_to_the_target(tree: Path) -> None:

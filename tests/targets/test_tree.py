@@ -48,11 +48,11 @@ def test_without_a_tree_the_error_says_how_to_get_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("card/swiglue.cu", "no op is called 'swiglue'.*nearest: swiglu"),
-        ("card/llama-3.2-1b/swiglu_b.cu", "no op is called 'swiglu_b'"),
-        ("card/lama-3.2-1b/bf16/swiglu.cu", "no model is called 'lama-3.2-1b'.*nearest: llama-3.2-1b"),
+        ("card/gated_activatione.cu", "no op is called 'gated_activatione'.*nearest: gated_activation"),
+        ("card/llama-3.2-1b/gated_activation_b.cu", "no op is called 'gated_activation_b'"),
+        ("card/lama-3.2-1b/bf16/gated_activation.cu", "no model is called 'lama-3.2-1b'.*nearest: llama-3.2-1b"),
         ("card/lama-3.2-1b/tuning.toml", "no model is called 'lama-3.2-1b'"),
-        ("card/llama-3.2-1b/bf61/swiglu.cu", "no quant is called 'bf61'.*nearest: bf16"),
+        ("card/llama-3.2-1b/bf61/gated_activation.cu", "no quant is called 'bf61'.*nearest: bf16"),
     ],
 )
 def test_what_would_be_ignored_is_refused(tmp_path: Path, path: str, message: str) -> None:
@@ -64,7 +64,13 @@ def test_what_would_be_ignored_is_refused(tmp_path: Path, path: str, message: st
 
 def test_headers_and_tuning_files_are_no_kernels(tmp_path: Path) -> None:
     strays = ("card/__pycache__/x.pyc", "card/notes/a.md", "card/.hidden/b")
-    for name in ("card/include/atlas/any.cuh", "card/include/other.cu", "card/tuning.toml", "card/swiglu.cu", *strays):
+    for name in (
+        "card/include/atlas/any.cuh",
+        "card/include/other.cu",
+        "card/tuning.toml",
+        "card/gated_activation.cu",
+        *strays,
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     check_tree(tmp_path, ["card"], [])

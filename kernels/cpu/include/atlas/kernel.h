@@ -19,7 +19,7 @@
 namespace atlas {
 
 struct CpuLaunch {
-  void* const* operands;  // arena pointers, in the op contract's order
+  void* const* operands;  // arena pointers, in the op contract's order; null: optional, left out
   const int64_t* dims;    // run-time dims, in the contract's order
   const void* constants;  // 8-byte int64 or double each, in the contract's order
   int worker;
