@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from atlas.ops.lazy import np
 from atlas.ops.op import F32, FLOAT, Arrays, Constants, Op, Operand
@@ -24,7 +25,7 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
     rows, k = dims["rows"], int(constants["k"])
     weight = arrays["weight"].quantized()
     groups = -(-k // GROUP)
-    x = np.zeros((rows, groups * GROUP), np.float32)
+    x: Any = np.zeros((rows, groups * GROUP), np.float32)
     x[:, :k] = arrays["x"][:rows].astype(np.float32)
     x = x.reshape(rows, groups, GROUP)
     finite = np.isfinite(x).all(-1)
