@@ -73,7 +73,7 @@ class _Decoder:
         self.r.launch("residual_add", name, {"x": x, "residual": "residual"}, _ROWS, constants)
 
     def attention(self, layer: str) -> None:
-        s, act = self.shape, self.recipe.activations
+        s, act = self.shape, self.recipe.attention
         q_size, qkv_size = s.n_heads * s.head_dim, (s.n_heads + 2 * s.n_kv_heads) * s.head_dim
         normed = self.rms_norm(f"{layer}.attention_norm", "residual", f"{layer}.attention_norm.weight")
         qkv = self.linear(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from atlas.ops.lazy import np
 from atlas.ops.op import F32, FLOAT, Arrays, Constants, Op, Operand
@@ -25,11 +24,12 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
     rows, k = dims["rows"], int(constants["k"])
     weight = arrays["weight"].quantized()
     groups = -(-k // GROUP)
-    x: Any = np.zeros((rows, groups * GROUP), np.float32)
-    x[:, :k] = arrays["x"][:rows].astype(np.float32)
-    x = x.reshape(rows, groups, GROUP)
-    finite = np.isfinite(x).all(-1)
-    largest = np.abs(x).max(-1, initial=0.0, where=finite[:, :, None])
+    padded = np.zeros((rows, groups * GROUP), np.float32)
+    padded[:, :k] = arrays["x"][:rows].astype(np.float32)
+    x = padded.reshape(rows, groups, GROUP)
+    finite = np.all(np.isfinite(x), axis=-1, keepdims=True)
+    largest = np.abs(x).max(-1, initial=0.0, where=finite)
+    finite = finite[:, :, 0]
     used = finite & (largest >= np.float32(SMALLEST))
     factor = np.float32(127) / np.where(used, largest, np.float32(1))
     codes = np.rint(np.where(used[:, :, None], x, np.float32(0)) * factor[:, :, None])

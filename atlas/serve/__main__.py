@@ -40,9 +40,7 @@ def _sampling_defaults(loaded: LoadedConfig) -> Sequence[Origin]:
             return SamplingDefaults.of_model(checkpoint.generation_config).origins
     except AtlasError as error:
         unknown = f"not known without the model's files: {error}"
-        return [
-            Origin(name, None, unknown) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        ]
+        return [Origin(name, None, unknown) for name in ("temperature", "top_p", "top_k")]
 
 
 def _run(loaded: LoadedConfig, started: float, engine_command: Sequence[str]) -> int:

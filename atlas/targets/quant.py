@@ -28,7 +28,9 @@ class Recipe:
     projections: attention and MLP weights.       experts: MoE expert weights.
     lm_head: the output head.                     router: MoE router.
     embedding: the token table (tied heads share it, so it equals lm_head here).
-    activations: what enters a matrix product or attention; kv: the KV cache.
+    activations: what norms and gates leave for a matrix product; kv: the KV cache.
+    attention: queries, and what attention leaves for a matrix product; the kv cache's own type, so that the
+        two multiply without a conversion.
     products: what a matrix product leaves; residual: the residual stream.
 
     Products and residual stay f32 in every recipe: a value is rounded only where it enters a product or
@@ -52,6 +54,7 @@ class Recipe:
     residual: str = "f32"
     norms: str = "f32"
     logits: str = "f32"
+    attention: str = "bf16"
     integer_activations: bool = False
 
 
@@ -67,7 +70,7 @@ def _weights(name: str, format: str) -> Recipe:
 QUANTS = {
     recipe.name: recipe
     for recipe in (
-        Recipe("f32", "f32", "f32", "f32", "f32", "f32", "f32", "f32"),
+        Recipe("f32", "f32", "f32", "f32", "f32", "f32", "f32", "f32", attention="f32"),
         Recipe("bf16", "bf16", "bf16", "bf16", "bf16", "bf16", "bf16", "bf16"),
         _weights("fp8", "fp8"),
         _weights("nvfp4", "nvfp4"),
@@ -78,8 +81,8 @@ QUANTS = {
 """Every recipe, by name."""
 
 _CPU_QUANTS = {
-    # Activations stay f32 where a GPU has bf16: they are rounded to int8 once, right before a product, and
-    # one rounding is better than two. The head keeps the file's own format (formats.md).
+    # Activations of norms and gates stay f32 where a GPU has bf16: they are rounded to int8 right before a
+    # product, and one rounding is better than two. The head keeps the file's own format (formats.md).
     name: Recipe(name, name, "bf16", "stored", "f32", "stored", "f32", "bf16", integer_activations=True)
     for name in ("int4", "int8")
 }

@@ -44,7 +44,8 @@ def pack(array: QuantizedArray, format: Format) -> Array:
         codes |= halves[:, :, 0]
     lanes = codes.reshape(n, -1).view(np.uint32).reshape(n, groups, format.bits)
     packed = np.zeros((-(-n // ROWS), groups), block_dtype(format))
-    fields: dict[str, Any] = {"scales": blocks.scales, "zeros": blocks.zeros, "minimums": blocks.minimums}
+    values = {"scales": blocks.scales, "zeros": blocks.zeros, "minimums": blocks.minimums}
+    fields = {name: array for name, array in values.items() if array is not None}
     for i, panel in enumerate(packed):  # a panel fits the cache, a transpose of the whole does not
         begin, end = i * ROWS, min(n, (i + 1) * ROWS)
         panel["codes"][:, :, : end - begin] = lanes[begin:end].transpose(1, 2, 0)

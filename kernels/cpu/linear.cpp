@@ -51,10 +51,10 @@ struct Pair {
 // x as tiles read it. A step is what a tile does at a time: one k, or two where the level has
 // dot products of bf16 pairs.
 #if defined(__AVX512BF16__)
-template <class Weight>
-using TileX = std::conditional_t<sizeof(Weight) == sizeof(float), float, Pair>;
+template <class X>
+using TileX = std::conditional_t<std::is_same<X, Bf16>::value, Pair, float>;
 #else
-template <class Weight>
+template <class X>
 using TileX = float;
 #endif
 template <class X>
@@ -265,7 +265,7 @@ void linear(const CpuLaunch& launch) {
   partition_2d(launch, ceil_div(rows, height), ceil_div(n, kLanes), 1,
                [&](int64_t block, int64_t begin, int64_t end) {
                  const int64_t first = block * height, count = min64(height, rows - first);
-                 auto* copy = reinterpret_cast<TileX<Weight>*>(scratch.x_copy);
+                 auto* copy = reinterpret_cast<TileX<X>*>(scratch.x_copy);
                  const auto* from = tile_x(x + first * k, count, k, copy);
                  multiply_block(from, count, weight, bias, {begin, end}, n, k, scratch,
                                 out + first * n);
@@ -273,9 +273,12 @@ void linear(const CpuLaunch& launch) {
 }
 
 ATLAS_CPU_KERNEL("linear.x_f32.weight_f32.out_f32", linear<float, float, float>, scratch<float>);
+ATLAS_CPU_KERNEL("linear.x_f32.weight_bf16.out_f32", linear<float, Bf16, float>, scratch<Bf16>);
 ATLAS_CPU_KERNEL("linear.x_bf16.weight_bf16.out_f32", linear<Bf16, Bf16, float>, scratch<Bf16>);
 ATLAS_CPU_KERNEL("linear.x_f32.weight_f32.bias_f32.out_f32", linear<float, float, float>,
                  scratch<float>);
+ATLAS_CPU_KERNEL("linear.x_f32.weight_bf16.bias_f32.out_f32", linear<float, Bf16, float>,
+                 scratch<Bf16>);
 ATLAS_CPU_KERNEL("linear.x_bf16.weight_bf16.bias_f32.out_f32", linear<Bf16, Bf16, float>,
                  scratch<Bf16>);
 

@@ -9,6 +9,7 @@ from tests.contract.inputs import normal
 _TYPES = (
     {"x": "f32", "weight": "f32", "out": "f32"},
     {"x": "bf16", "weight": "bf16", "out": "f32"},
+    {"x": "f32", "weight": "bf16", "out": "f32"},
 )
 
 CASES = [

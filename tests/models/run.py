@@ -13,7 +13,7 @@ from atlas.runtime.runner import Runner, RunnerOptions
 from atlas.weights import open_checkpoint
 
 
-def load(model: Path, backend: str, quant: str, **options: Any) -> Runner:
+def load(model: Path, backend: str, quant: str | None, **options: Any) -> Runner:
     """A runner for teacher-forced logits: every row of a step may ask for its logits."""
     defaults = {"max_seqs": 8, "max_rows": 256, "max_logits": 256, "max_context": None}
     with open_checkpoint(model) as checkpoint:

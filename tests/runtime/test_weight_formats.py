@@ -1,0 +1,155 @@
+"""Which format each weight gets, per tensor, and that what is loaded has the values of the checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from atlas.runtime import weight_formats
+from atlas.runtime.runner import Runner
+from atlas.targets.formats import FORMATS
+from atlas.weights import open_checkpoint
+from atlas.weights.checkpoint import Checkpoint, TensorInfo
+from atlas.weights.quantized import Scheme
+from tests.models import run
+from tests.tiny_model import write
+
+Q4_0 = Scheme("u4", (1, 32), "f16", bias=8)
+Q4_1 = Scheme("u4", (1, 32), "f16", minimum=True)
+Q8_0 = Scheme("i8", (1, 32), "f16")
+Q6_K = Scheme("i8", (1, 16), "f32")
+FLOAT = None
+
+
+class Stored(Checkpoint):
+    """Headers only."""
+
+    def __init__(self, **schemes: Scheme | None) -> None:
+        self.tensors = {name: TensorInfo(name, (64, 64), "X", "f", scheme) for name, scheme in schemes.items()}
+
+    def _nothing(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+    read = read_quantized = digest = tokenizer_files = close = _nothing
+
+
+def chosen(role: str, *parts: Scheme | None, beside: Scheme | None = FLOAT) -> str:
+    """Format of a buffer made of `parts`, in a checkpoint that has another tensor `beside` them."""
+    checkpoint = Stored(**{f"part{i}": part for i, part in enumerate(parts)}, beside=beside)
+    source = weight_formats.WeightSource(tuple(f"part{i}" for i in range(len(parts))))
+    return weight_formats.chooser(checkpoint, {"w": source})("w", role)
+
+
+@pytest.mark.parametrize(
+    ("role", "parts", "beside", "format"),
+    [
+        ("f32", [Q4_0], FLOAT, "f32"),
+        ("bf16", [Q8_0], FLOAT, "bf16"),
+        # Integer blocks stay as they are, whichever recipe; a joined buffer gets what holds all of its parts.
+        ("int4", [Q4_1], FLOAT, "i4g32m"),
+        ("int8", [Q4_1, Q4_1], FLOAT, "i4g32m"),
+        ("int4", [Q8_0], FLOAT, "i8g32"),
+        ("int4", [Q4_0, Q8_0], FLOAT, "i8g32"),
+        ("int4", [Q4_0, Q4_1], FLOAT, "i4g32f"),
+        ("stored", [Q8_0], FLOAT, "i8g32"),
+        # What no format holds exactly is dequantised, and never quantised again.
+        ("int4", [Q4_1, Q8_0], FLOAT, "bf16"),
+        ("int4", [Q6_K], FLOAT, "bf16"),
+        ("int4", [FLOAT], Q4_0, "bf16"),
+        ("int8", [FLOAT, Q8_0], FLOAT, "bf16"),
+        # Only a checkpoint without any quantised tensor is quantised at load, and its head is not.
+        ("int4", [FLOAT], FLOAT, "i4g32m"),
+        ("int8", [FLOAT, FLOAT], FLOAT, "i8g32"),
+        ("stored", [FLOAT], FLOAT, "bf16"),
+    ],
+)
+def test_the_choice(role: str, parts: list[Scheme | None], beside: Scheme | None, format: str) -> None:
+    assert chosen(role, *parts, beside=beside) == format
+
+
+def test_the_natural_quant_keeps_most_of_the_checkpoint() -> None:
+    def natural(**schemes: Scheme | None) -> str:
+        return weight_formats.natural_quant(Stored(**schemes))
+
+    assert natural(a=FLOAT, b=FLOAT) == "bf16"
+    assert natural(a=Q4_1, b=Q4_0, c=Q8_0) == "int4"
+    assert natural(a=Q8_0, b=Q8_0, c=Q4_0, d=FLOAT) == "int8"
+    assert natural(a=Q6_K, b=Q6_K, c=Q8_0) == "bf16"
+    assert natural() == "bf16"
+
+
+@pytest.fixture(scope="module")
+def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("floats"), seed=7)
+
+
+@pytest.mark.parametrize(("quant", "format"), [("int4", "i4g32m"), ("int8", "i8g32")])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_float_checkpoint_is_quantised_at_load(floats: Path, backend: str, quant: str, format: str) -> None:
+    """Each projection within the step of its format from the checkpoint's values; head and table stay bf16."""
+    runner = run.load(floats, backend, quant, max_context=64)
+    assert runner.buffers["lm_head.weight"].dtype == runner.buffers["embedding.weight"].dtype == "bf16"
+    with open_checkpoint(floats) as checkpoint:
+        for name, tensor in (("layers.0.o", "self_attn.o_proj"), ("layers.1.down", "mlp.down_proj")):
+            assert runner.buffers[f"{name}.weight"].dtype == format
+            layer = name.split(".")[1]
+            expected = checkpoint.read(f"model.layers.{layer}.{tensor}.weight").astype(np.float32)
+            actual = runner.read(f"{name}.weight")
+            groups = expected.reshape(len(expected), -1, 32)
+            spread = np.ptp(groups, axis=2) if quant == "int4" else 2 * np.abs(groups).max(axis=2)
+            step = spread / (2 ** FORMATS[format].bits - 1)
+            error = np.abs(actual - expected).reshape(groups.shape).max(axis=2)
+            assert (error <= 1.7 * step + 1e-6).all()  # the 4-bit search may cut off extremes
+            assert 0 < np.linalg.norm(actual - expected) < 0.12 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_loading_by_runs_of_rows_changes_nothing(floats: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of 16 rows, that cross the borders of joined tensors, against one run."""
+    for quant in ("f32", "bf16", "int8"):
+        whole = run.load(floats, backend, quant, max_context=64)
+        with monkeypatch.context() as patch:
+            patch.setattr("atlas.runtime.loader.RUN_BYTES", 1)
+            parts = run.load(floats, backend, quant, max_context=64)
+        begin, end = whole.plan.regions["weights"]
+        images = []
+        for runner in (whole, parts):
+            image = np.empty(end - begin, np.uint8)
+            runner.backend.read(begin, image)
+            images.append(image.tobytes())
+        assert images[0] == images[1]
+
+
+def test_gguf_blocks_are_kept_bit_for_bit(smollm2_path: Path) -> None:
+    """Every code, scale and minimum of the 4-bit file, the head's own format among them."""
+    runner = run.load(smollm2_path, "cpu", None, max_context=64)
+    assert runner.choice.quant == "int4"
+    assert runner.buffers["embedding.weight"].dtype == "i8g32"
+    reader = {t.name: t for t in gguf.GGUFReader(smollm2_path).tensors}
+    for name, tensors in {
+        "embedding.weight": ["token_embd"],
+        "layers.3.down.weight": ["blk.3.ffn_down"],
+        "layers.29.gate_up.weight": ["blk.29.ffn_gate", "blk.29.ffn_up"],
+    }.items():
+        stored = [gguf.dequantize(reader[f"{t}.weight"].data, reader[f"{t}.weight"].tensor_type) for t in tensors]
+        np.testing.assert_array_equal(runner.read(name), np.concatenate(stored))
+
+
+def test_memory_stays_bounded_while_loading(smollm2_path: Path) -> None:
+    """What is alive at once beside the arena: a few copies of one run of rows, not of the model."""
+    import tracemalloc
+
+    with open_checkpoint(smollm2_path) as checkpoint:
+        from atlas.runtime.runner import RunnerOptions
+
+        tracemalloc.start()
+        try:
+            Runner.load(checkpoint, RunnerOptions(backend="cpu", quant="f32", max_context=64, max_seqs=1))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < 400 << 20
