@@ -11,13 +11,13 @@ from atlas.doctor.machine import available_memory
 from atlas.doctor.report import Context, Result, gigabytes
 from atlas.errors import AtlasError
 from atlas.models import family_of
-from atlas.runtime import kernel_set, kernel_sources
+from atlas.runtime import kernel_set, kernel_sources, weight_formats
 from atlas.targets import formats
 from atlas.targets.hardware import Hardware, walk
 from atlas.targets.quant import recipe
 from atlas.targets.shape import Shard
 from atlas.targets.tree import kernels_root
-from atlas.weights import open_checkpoint
+from atlas.weights import Checkpoint, open_checkpoint
 from atlas.weights.fetch import resolve_model
 
 REINSTALL = "install again: pip install --no-cache-dir --force-reinstall --no-deps ."
@@ -80,45 +80,49 @@ def model(context: Context) -> list[Result]:
     if context.extension[0] is None and context.backend != "reference":
         return [Result("model", "skipped", "needs the extension")]
     try:
-        config, origin = _configuration(context.model)
-        return _choice(context, config, origin)
+        try:
+            path = resolve_model(context.model, offline=True)
+        except AtlasError as error:
+            return _choice(context, _facts(context.model, error), _FACTS, None)
+        with open_checkpoint(path) as checkpoint:
+            return _choice(context, checkpoint.config, str(path), checkpoint)
     except AtlasError as error:
         remedy = error.fix or (f"accepted: {error.accepted}" if error.accepted else "see the other checks")
         return [Result("model", "problem", f"{context.model}: {error.where}: {error.found}", remedy)]
 
 
-def _configuration(name: str) -> tuple[Mapping[str, Any], str]:
-    """A model's configuration and where it is from: its files on this machine, or the public facts of its name.
-
-    Raises:
-        AtlasError: neither is there.
-    """
-    try:
-        path = resolve_model(name, offline=True)
-    except AtlasError as error:
-        facts = kernels_root() / "models" / f"{name.lower()}.json"
-        if "/" in name or not facts.is_file():
-            raise AtlasError(
-                error.where,
-                error.found,
-                error.accepted,
-                error.fix or "give the path of its files, or fetch it first (doctor downloads nothing)",
-            ) from None
-        return json.loads(facts.read_text()), "its public facts, for its files are not on this machine"
-    with open_checkpoint(path) as checkpoint:
-        return checkpoint.config, str(path)
+_FACTS = "its public facts, for its files are not on this machine"
 
 
-def _choice(context: Context, config: Mapping[str, Any], origin: str) -> list[Result]:
+def _facts(name: str, error: AtlasError) -> Mapping[str, Any]:
+    """The public facts of a model whose files are not here. Raises `error`, with a remedy, where there are none."""
+    facts = kernels_root() / "models" / f"{name.lower()}.json"
+    if "/" in name or not facts.is_file():
+        raise AtlasError(
+            error.where,
+            error.found,
+            error.accepted,
+            error.fix or "give the path of its files, or fetch it first (doctor downloads nothing)",
+        ) from None
+    document: dict[str, Any] = json.loads(facts.read_text())
+    return document
+
+
+def _choice(context: Context, config: Mapping[str, Any], origin: str, checkpoint: Checkpoint | None) -> list[Result]:
     family = family_of(config)
     configured = family.configure(config, Shard())
+    natural = weight_formats.natural_quant(checkpoint) if checkpoint else kernel_set.DEFAULT_QUANT
     devices, reason = context.devices
     shape, quant = configured.shape, context.quant or kernel_set.DEFAULT_QUANT
     fix = kernel_sources.rebuild_fix(str(context.model), quant, devices)
     sources = kernel_sources.find(shape.hash(), quant, context.kernel_packs, fix)
-    choice = kernel_set.choose(context.backend, quant, shape, sources, devices, reason.partition("; ")[0], fix)
+    no_device = reason.partition("; ")[0]
+    choice = kernel_set.choose(context.backend, context.quant, shape, sources, devices, no_device, fix, natural)
     found = f"{context.model} ({origin}) would run on {choice.name}: {choice.reason}"
-    programs = family.record(configured, recipe(choice.quant))
+    roles = recipe(choice.quant, "cuda" if choice.backend == "cuda" else "cpu")
+    programs = family.record(configured, roles)
+    if checkpoint:
+        programs = family.record(configured, roles, weight_formats.chooser(checkpoint, family.weights(configured)))
     weights = sum(
         formats.nbytes(buffer.dtype, buffer.extents({}))
         for buffer in programs.buffers.values()

@@ -81,6 +81,6 @@ def test_model_of_an_unknown_family(tmp_path: Path) -> None:
 
 def test_model_that_does_not_fit(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemAvailable: 200000 kB\n")
-    small = context(model="smollm2-135m", backend="cpu", meminfo=tmp_path / "meminfo")
+    small = context(model="smollm2-135m", quant="bf16", backend="cpu", meminfo=tmp_path / "meminfo")
     result = problem(kernels.model(small))
     assert "weights take 0.27 GB of 0.20 GB" in result.found and "--quant" in result.remedy
