@@ -165,6 +165,8 @@ PYBIND11_MODULE(_core, m) {
     }
     return result;
   });
+  m.def("memory_nodes", &memory_nodes, py::arg("root") = "/sys/devices/system/node");
+  m.def("interleave_obstacle", &interleave_obstacle);
   m.def("cpu_rates", [](int threads) {
     CpuRates rates;
     {

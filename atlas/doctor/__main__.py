@@ -30,6 +30,7 @@ def checks() -> list[Check]:
         machine.device,
         machine.instruction_sets,
         machine.threads,
+        machine.memory_nodes,
         machine.memory,
         machine.storage,
         kernels.kernel_sets,

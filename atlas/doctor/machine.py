@@ -101,6 +101,21 @@ def threads(context: Context) -> list[Result]:
     return [Result("threads", "ok", found)]
 
 
+def memory_nodes(context: Context) -> list[Result]:
+    """Memory nodes of the CPUs in use, and whether an arena can be spread over them."""
+    core, _ = context.extension
+    if core is None:
+        return [Result("memory nodes", "skipped", "needs the extension")]
+    nodes = core.memory_nodes()
+    if len(nodes) < 2:
+        return [Result("memory nodes", "ok", "one: all memory is equally near")]
+    found = f"{', '.join(map(str, nodes))} have CPUs of this process"
+    if obstacle := core.interleave_obstacle():
+        remedy = "give the container CAP_SYS_NICE, or start it with `numactl --interleave=all`"
+        return [Result("memory nodes", "note", f"{found}; weights cannot be spread over them: {obstacle}", remedy)]
+    return [Result("memory nodes", "ok", f"{found}; weights are spread over them")]
+
+
 def memory(context: Context) -> list[Result]:
     """Host memory that a model could take now."""
     available = available_memory(context)

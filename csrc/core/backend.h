@@ -79,6 +79,11 @@ class Backend {
 // runs the next lower level's.
 std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& level);
 
+// Memory nodes near this process's CPUs (csrc/cpu/numa.h), over which an arena is spread, and what
+// keeps this process from spreading memory over them; empty if nothing does.
+std::vector<int> memory_nodes(const std::string& root);
+std::string interleave_obstacle();
+
 // What is known about an instruction-set level.
 struct CpuLevel {
   std::string name;

@@ -124,6 +124,18 @@ def test_threads_under_a_quota(tmp_path: Path) -> None:
     assert "1 threads" in machine.threads(context(cgroup=tmp_path))[0].found
 
 
+def test_memory_nodes() -> None:
+    def found(nodes: list[int], obstacle: str) -> Result:
+        known = SimpleNamespace(memory_nodes=lambda: nodes, interleave_obstacle=lambda: obstacle)
+        return machine.memory_nodes(context(extension=(known, "")))[0]
+
+    assert found([0], "").found == "one: all memory is equally near"
+    assert (found([0, 1], "").status, found([0, 1], "").found[-28:]) == ("ok", "weights are spread over them")
+    refused = found([0, 1], "Operation not permitted")
+    assert refused.status == "note" and "Operation not permitted" in refused.found and "CAP_SYS_NICE" in refused.remedy
+    assert machine.memory_nodes(context())[0].status in ("ok", "note")
+
+
 def test_memory(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 9 kB\nMemAvailable: 4000000 kB\n")

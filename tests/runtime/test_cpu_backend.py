@@ -132,6 +132,21 @@ def test_launches_follow_each_other(threads: int) -> None:
     assert total.tolist() == [1000.0] * 4
 
 
+def test_memory_nodes_are_those_of_the_cpus_in_use(tmp_path) -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    lists = {0: f"{cpus[0]}", 1: "4000-4003", 2: f"5000,{cpus[0]}-{cpus[-1]}", 3: ""}
+    (tmp_path / "online").write_text("0-3,7\n")  # 7 has no folder
+    for node, text in lists.items():
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(f"{text}\n")
+    nodes = core.extension().memory_nodes
+    assert nodes(str(tmp_path)) == [0, 2]
+    assert nodes(str(tmp_path / "absent")) == []
+    (tmp_path / "online").write_text("nonsense")
+    assert nodes(str(tmp_path)) == []
+    assert len(nodes()) >= 1
+
+
 def test_idle_threads_sleep() -> None:
     backend, handle = adds(4, 1)
     backend.run(handle, 0, 1)
