@@ -153,8 +153,9 @@ class QuantizedArray:
     def to_format(self, name: str) -> QuantizedArray:
         """The same values with the codes, groups and scales of a block format.
 
-        Returns group (1, 32), scales that the format's dtype holds, and codes padded to whole groups (`codes`
-        then has more columns than the matrix; padding has the value 0 or is multiplied by nothing).
+        Returns group (1, 32), scales that the format's dtype holds, a format's bias as zero points, and codes
+        padded to whole groups (`codes` then has more columns than the matrix; padding has the value 0 or is
+        multiplied by nothing).
 
         Raises:
             BuildError: the format does not hold these values exactly (see `formats.EXACT_IN`).
@@ -191,12 +192,12 @@ class QuantizedArray:
             shift = np.int16(format.bias) - (0 if zeros is None else zeros.astype(np.int16))
             if np.any(shift):
                 codes = codes + np.repeat(np.broadcast_to(shift, scales.shape), GROUP, axis=1)
-            zeros = None
+            zeros = np.full(scales.shape, format.bias, np.int16) if format.bias else None
             if k % GROUP:
                 codes[:, k:] = format.bias
         low, high = (-128, 127) if format.signed else (0, 15)
         _hold(name, "codes", bool(codes.size == 0 or (codes.min() >= low and codes.max() <= high)))
-        if zeros is not None:
+        if format.zero and zeros is not None:
             _hold(name, "zero points", bool(zeros.size == 0 or (zeros.min() >= 0 and zeros.max() <= 255)))
         for what, array, dtype in (("scales", scales, format.scale), ("minimums", minimums, format.minimum)):
             if array is not None and dtype == "f16":
@@ -236,7 +237,7 @@ def to_rows(array: QuantizedArray, name: str) -> Array:
     format, blocks = FORMATS[name], array.to_format(name)
     codes = blocks.codes[:, 0::2] | blocks.codes[:, 1::2] << 4 if format.bits == 4 else blocks.codes.view(np.uint8)
     parts = [codes, _bytes(blocks.scales, format.scale)]
-    if blocks.zeros is not None:
+    if format.zero and blocks.zeros is not None:
         parts.append(blocks.zeros.astype(np.uint8))
     if blocks.minimums is not None:
         parts.append(_bytes(blocks.minimums, format.minimum))

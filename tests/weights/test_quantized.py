@@ -40,6 +40,12 @@ def test_every_exact_format_keeps_the_values(name: str, k: int, group: int) -> N
     expected = array.dequantize()
     for target in EXACT_IN[name]:
         stored = to_rows(array, target)
+        # Once in the format, always: the loader brings rows to it before they are packed.
+        again = array.to_format(target)
+        np.testing.assert_array_equal(to_rows(again, target), stored)
+        np.testing.assert_array_equal(
+            again.dequantize()[:, :k], BlockArray(stored, FORMATS[target], k).astype(np.float32)
+        )
         assert stored.shape == (5, FORMATS[target].row_bytes(k))
         back = BlockArray(stored, FORMATS[target], k)
         # A zero point turned into a minimum is one rounding more.
