@@ -14,14 +14,13 @@ The order of processing, for every token, on every backend:
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from atlas.errors import RequestError
 from atlas.ops.logprobs import MAX_TOP
 
 MAX_LOGPROBS = MAX_TOP
+MAX_CHOICES = 128
 MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
@@ -103,8 +102,7 @@ def check(params: SamplingParams, vocab_size: int) -> None:
     if params.max_tokens < 0:
         raise RequestError("max_tokens", str(params.max_tokens), "an integer of at least 0")
     if not 0 <= params.min_tokens <= params.max_tokens:
-        accepted = f"an integer from 0 to max_tokens, {params.max_tokens}"
-        raise RequestError("min_tokens", str(params.min_tokens), accepted)
+        raise RequestError("min_tokens", str(params.min_tokens), "an integer from 0 to max_tokens")
     if params.top_k < 0:
         raise RequestError("top_k", str(params.top_k), "a positive integer, or 0 for all tokens")
     for name, low, high in (
@@ -132,8 +130,3 @@ def check(params: SamplingParams, vocab_size: int) -> None:
             raise RequestError(name, str(value), f"an integer from 0 to {MAX_LOGPROBS}")
     if not -(1 << 63) <= params.seed < 1 << 63:
         raise RequestError("seed", str(params.seed), "a 64-bit integer")
-
-
-def finite_or_none(value: float) -> float | None:
-    """A log-probability as strict JSON has it: -inf and NaN are null."""
-    return value if math.isfinite(value) else None

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from atlas.config import Origin
-from atlas.engine.sampling import MAX_TEMPERATURE
+from atlas.engine.sampling import MAX_TEMPERATURE, REPETITION_RANGE
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
@@ -17,21 +17,25 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
     origins: tuple[Origin, ...] = ()
 
     @classmethod
     def of_model(cls, generation_config: Mapping[str, Any]) -> SamplingDefaults:
-        """The model's own values where it has them, the OpenAI API's (1, 1, all tokens) elsewhere."""
+        """The model's own values where it has them, elsewhere the OpenAI API's: everything as the model has it."""
         values: dict[str, Any] = {}
         origins = []
-        for name, builtin, limit in (
-            ("temperature", 1.0, MAX_TEMPERATURE),
-            ("top_p", 1.0, 1.0),
-            ("top_k", 0, 2**31),
+        for name, builtin, least, limit in (
+            ("temperature", 1.0, 0.0, MAX_TEMPERATURE),
+            ("top_p", 1.0, 0.0, 1.0),
+            ("top_k", 0, 0, 2**31),
+            ("min_p", 0.0, 0.0, 1.0),
+            ("repetition_penalty", 1.0, *REPETITION_RANGE),
         ):
             value, origin = generation_config.get(name), "built-in (OpenAI's)"
             values[name] = builtin
-            if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= limit:
+            if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= limit:
                 values[name], origin = type(builtin)(value), "model default (generation_config.json)"
             elif value is not None:
                 origin += f"; generation_config.json has {value!r}, which is out of range"

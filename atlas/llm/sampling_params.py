@@ -12,7 +12,6 @@ from atlas.engine import sampling as engine
 from atlas.engine.sampling_defaults import SamplingDefaults
 from atlas.errors import RequestError
 
-MAX_CHOICES = 128
 _ANY_VOCABULARY = 1 << 31
 
 
@@ -57,8 +56,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             msgspec.structs.force_setattr(self, "stop", (self.stop,))
         for name, kind in _types().items():
             msgspec.structs.force_setattr(self, name, _convert(name, getattr(self, name), kind))
-        if not 1 <= self.n <= MAX_CHOICES:
-            raise RequestError("n", str(self.n), f"an integer from 1 to {MAX_CHOICES}")
+        if not 1 <= self.n <= engine.MAX_CHOICES:
+            raise RequestError("n", str(self.n), f"an integer from 1 to {engine.MAX_CHOICES}")
         if self.top_k == -1:
             msgspec.structs.force_setattr(self, "top_k", 0)
         if not all(self.stop):
@@ -69,7 +68,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @classmethod
     def of_model(cls, defaults: SamplingDefaults) -> SamplingParams:
         """What the model's makers recommend (generation_config.json), until the context is full."""
-        return cls(max_tokens=None, temperature=defaults.temperature, top_p=defaults.top_p, top_k=defaults.top_k)
+        return cls(
+            max_tokens=None,
+            temperature=defaults.temperature,
+            top_p=defaults.top_p,
+            top_k=defaults.top_k,
+            min_p=defaults.min_p,
+            repetition_penalty=defaults.repetition_penalty,
+        )
 
     def choices(self, room: int, ends: Sequence[int], vocab_size: int) -> list[engine.SamplingParams]:
         """The engine's parameters of each of the `n` continuations.

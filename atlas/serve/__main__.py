@@ -40,7 +40,9 @@ def _sampling_defaults(loaded: LoadedConfig) -> Sequence[Origin]:
             return SamplingDefaults.of_model(checkpoint.generation_config).origins
     except AtlasError as error:
         unknown = f"not known without the model's files: {error}"
-        return [Origin(name, None, unknown) for name in ("temperature", "top_p", "top_k")]
+        return [
+            Origin(name, None, unknown) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        ]
 
 
 def _run(loaded: LoadedConfig, started: float, engine_command: Sequence[str]) -> int:

@@ -2,30 +2,58 @@
 
 from __future__ import annotations
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from atlas.serve.generation import Delta, Whole
+from atlas.engine.messages import TokenLogprobs
+from atlas.serve.generation import Delta, Job, Reported, Whole
 from atlas.serve.http import read_body
-from atlas.serve.respond import Format, make_jobs, respond
+from atlas.serve.logprobs import chat_logprobs, prompt_logprobs
+from atlas.serve.respond import make_jobs, respond
 from atlas.serve.sampling import check
-from atlas.serve.schemas import AnswerMessage, ChatChoice, ChatChunkChoice, ChatDelta, ChatRequest, parse
+from atlas.serve.schemas import (
+    AnswerMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprobs,
+    ChatRequest,
+    PromptLogprobs,
+    parse,
+)
 from atlas.serve.service import Service
+from atlas.tokenizer import Tokenizer
 
 
-def _choice(index: int, whole: Whole) -> ChatChoice:
-    return ChatChoice(index, AnswerMessage(whole.text), whole.finish_reason)
+class ChatFormat:
+    """How chat answers are worded."""
 
+    id_prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-def _chunk(delta: Delta) -> ChatChunkChoice:
-    return ChatChunkChoice(delta.index, ChatDelta(content=delta.text or None), delta.finish_reason)
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
 
+    def choice(self, job: Job, whole: Whole) -> ChatChoice:
+        message, logprobs = AnswerMessage(whole.text), self._logprobs(job, whole.logprobs)
+        return ChatChoice(job.index, message, whole.finish_reason, logprobs, self._prompt(job, whole.prompt))
 
-def _opening(index: int) -> ChatChunkChoice:
-    return ChatChunkChoice(index, ChatDelta(role="assistant", content=""))
+    def chunk(self, job: Job, delta: Delta) -> ChatChunkChoice:
+        logprobs = self._logprobs(job, delta.logprobs) if delta.logprobs else None
+        content = ChatDelta(content=delta.text or None)
+        return ChatChunkChoice(job.index, content, delta.finish_reason, logprobs, self._prompt(job, delta.prompt))
 
+    def opening(self, job: Job) -> ChatChunkChoice:
+        return ChatChunkChoice(job.index, ChatDelta(role="assistant", content=""))
 
-FORMAT = Format("chatcmpl-", "chat.completion", "chat.completion.chunk", _choice, _chunk, _opening)
+    def _logprobs(self, job: Job, reported: list[Reported]) -> ChatLogprobs | None:
+        return None if job.sampling.logprobs is None else chat_logprobs(reported, self._tokenizer)
+
+    def _prompt(self, job: Job, reports: list[TokenLogprobs] | None) -> PromptLogprobs | msgspec.UnsetType:
+        n_top = job.sampling.prompt_logprobs
+        if reports is None or n_top is None:
+            return msgspec.UNSET
+        return prompt_logprobs(reports, n_top, self._tokenizer)
 
 
 async def chat_completions(http: Request, service: Service) -> Response:
@@ -45,4 +73,5 @@ async def chat_completions(http: Request, service: Service) -> Response:
     )
     prompt = await frontend.chat_prompt(request.messages, ready.max_context, len(body))
     jobs, notes = make_jobs([prompt], sampling, ready.max_context)
-    return await respond(http, service, serving, request, jobs, FORMAT, headers | notes)
+    form = ChatFormat(frontend.tokenizer)
+    return await respond(http, service, serving, request, jobs, form, headers | notes)

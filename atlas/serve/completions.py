@@ -4,30 +4,77 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from atlas.engine.messages import TokenLogprobs
 from atlas.serve.errors import invalid
 from atlas.serve.frontend import check_length
-from atlas.serve.generation import Delta, Whole
+from atlas.serve.generation import Delta, Job, Reported, Whole
 from atlas.serve.http import read_body
-from atlas.serve.respond import Format, make_jobs, respond
+from atlas.serve.logprobs import completion_logprobs, prompt_logprobs
+from atlas.serve.respond import make_jobs, respond
 from atlas.serve.sampling import check
-from atlas.serve.schemas import CompletionChoice, CompletionRequest, parse
+from atlas.serve.schemas import CompletionChoice, CompletionLogprobs, CompletionRequest, PromptLogprobs, parse
 from atlas.serve.service import Service, Serving
+from atlas.tokenizer import Tokenizer
 
 MAX_PROMPTS = 2048
 
 
-def _choice(index: int, whole: Whole) -> CompletionChoice:
-    return CompletionChoice(index, whole.text, whole.finish_reason)
+class CompletionFormat:
+    """How text completions are worded."""
+
+    id_prefix, object, chunk_object = "cmpl-", "text_completion", "text_completion"
+
+    def __init__(self, tokenizer: Tokenizer, request: CompletionRequest) -> None:
+        self._tokenizer, self._request = tokenizer, request
+
+    def choice(self, job: Job, whole: Whole) -> CompletionChoice:
+        logprobs = self._logprobs(job, whole.logprobs, whole.prompt)
+        text = (job.echo or "") + whole.text
+        return CompletionChoice(job.index, text, whole.finish_reason, logprobs, self._prompt(whole.prompt))
+
+    def chunk(self, job: Job, delta: Delta) -> CompletionChoice:
+        echoed = job.echo if delta.prompt is not None else None
+        logprobs = None
+        if delta.logprobs or echoed is not None:
+            logprobs = self._logprobs(job, delta.logprobs, delta.prompt)
+        text = (echoed or "") + delta.text
+        return CompletionChoice(job.index, text, delta.finish_reason, logprobs, self._prompt(delta.prompt))
+
+    def opening(self, job: Job) -> None:
+        return None
+
+    def _logprobs(
+        self, job: Job, reported: list[Reported], prompt: list[TokenLogprobs] | None
+    ) -> CompletionLogprobs | None:
+        n_top = job.sampling.logprobs
+        if n_top is None:
+            return None
+        echo = job.echo or ""
+        entries: list[tuple[int, TokenLogprobs | None, int]] = []
+        if job.echo is not None and prompt is not None:
+            offsets = _offsets(job.prompt, echo, self._tokenizer)
+            entries += zip(job.prompt, [None, *prompt], offsets, strict=True)
+        entries += [(entry.token.token_id, entry.token, len(echo) + entry.offset) for entry in reported]
+        return completion_logprobs(entries, n_top, self._tokenizer)
+
+    def _prompt(self, reports: list[TokenLogprobs] | None) -> PromptLogprobs | msgspec.UnsetType:
+        n_top = self._request.prompt_logprobs  # not the job's: an echo may have asked for more
+        if reports is None or n_top is None:
+            return msgspec.UNSET
+        return prompt_logprobs(reports, n_top, self._tokenizer)
 
 
-def _chunk(delta: Delta) -> CompletionChoice:
-    return CompletionChoice(delta.index, delta.text, delta.finish_reason)
-
-
-FORMAT = Format("cmpl-", "text_completion", "text_completion", _choice, _chunk)
+def _offsets(prompt: list[int], text: str, tokenizer: Tokenizer) -> list[int]:
+    """Where each token of a prompt begins in its text."""
+    stream, offsets, length = tokenizer.stream(), [], 0
+    for token_id in prompt:
+        offsets.append(min(length, len(text)))
+        length += len(stream.push([token_id]))
+    return offsets
 
 
 async def completions(http: Request, service: Service) -> Response:
@@ -47,12 +94,24 @@ async def completions(http: Request, service: Service) -> Response:
     )
     parts = _split(request.prompt)
 
-    def encode() -> list[list[int]]:
-        return [_encode(serving, where, prompt) for where, prompt in parts]
+    if len(parts) * sampling.n > MAX_PROMPTS:
+        raise invalid("n", f"{sampling.n} for {len(parts)} prompts", f"at most {MAX_PROMPTS} choices in all")
+    tokenizer = serving.frontend.tokenizer
+
+    def encode() -> list[tuple[list[int], str | None]]:
+        prompts = [_encode(serving, where, prompt) for where, prompt in parts]
+        return [(ids, _echo(prompt, ids, tokenizer, request)) for (_, prompt), ids in zip(parts, prompts, strict=True)]
 
     prompts = await serving.frontend.run(encode, len(body))
-    jobs, notes = make_jobs(prompts, sampling, ready.max_context)
-    return await respond(http, service, serving, request, jobs, FORMAT, headers | notes)
+    jobs, notes = make_jobs([ids for ids, _ in prompts], sampling, ready.max_context, [echo for _, echo in prompts])
+    form = CompletionFormat(tokenizer, request)
+    return await respond(http, service, serving, request, jobs, form, headers | notes)
+
+
+def _echo(prompt: str | list[Any], ids: list[int], tokenizer: Tokenizer, request: CompletionRequest) -> str | None:
+    if not request.echo:
+        return None
+    return prompt if isinstance(prompt, str) else tokenizer.decode(ids)
 
 
 def _split(prompt: str | list[Any]) -> list[tuple[str, str | list[Any]]]:

@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from atlas.engine.client import EngineClient, EngineUnavailableError
-from atlas.engine.messages import SamplingParams
+from atlas.engine.messages import SamplingParams, TokenLogprobs
 from atlas.serve.errors import generation_failed, unavailable
 from atlas.text.assembler import Assembler, FinishReason, TextStream
 
@@ -22,38 +22,69 @@ class StreamTokenizer(Protocol):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One sequence to generate; `index` is its choice in the response."""
+    """One sequence to generate.
+
+    index: its choice in the response.     first: the first choice of its prompt.
+    include_stop: a stop string stays in the text.
+    echo: text to give back before the answer's own; None: no echo.
+    """
 
     index: int
     prompt: list[int]
     sampling: SamplingParams
     stops: tuple[str, ...]
+    first: bool = True
+    include_stop: bool = False
+    echo: str | None = None
+
+
+class Reported(msgspec.Struct, frozen=True):
+    """A generated token's log-probabilities. offset: characters of the answer's text before it."""
+
+    token: TokenLogprobs
+    offset: int
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What is new in one choice. `tokens` counts the ids behind it; the last delta has the reason."""
+    """What is new in one choice. `tokens` counts the ids behind it; the last delta has the reason.
+
+    prompt: in the first delta of a job that wants something about its prompt: the log-probabilities of the
+        prompt's tokens but the first, none if only the text is wanted.
+    """
 
     index: int
     text: str
     tokens: int
     finish_reason: FinishReason | None = None
+    logprobs: list[Reported] = []
+    prompt: list[TokenLogprobs] | None = None
 
 
 async def generate(engine: EngineClient, tokenizer: StreamTokenizer, job: Job) -> AsyncGenerator[Delta, None]:
     """The deltas of one sequence. Closing the iterator aborts it. Raises ApiError 500 if it breaks, 503 if
     there is no engine.
     """
-    assembler = Assembler(tokenizer.stream(), job.stops)
+    reports = job.sampling.logprobs is not None
+    assembler = Assembler(tokenizer.stream(), job.stops, include_stop=job.include_stop, offsets=reports)
     try:
         submitted = engine.submit(job.prompt, job.sampling)
     except EngineUnavailableError as error:  # it died while the prompt was being made
         raise unavailable("engine_unavailable", str(error)) from None
+    prompt: list[TokenLogprobs] = []
+    opened = job.echo is None and job.sampling.prompt_logprobs is None
     with submitted as stream:
         async for output in stream:
             if output.finish_reason in ("error", "abort"):
                 raise generation_failed(output.error or "the engine ended this request")
+            prompt += output.prompt_logprobs
+            if not output.token_ids and output.finish_reason is None:
+                continue  # the prompt is still being computed
+            if not opened:
+                yield Delta(job.index, "", 0, prompt=prompt)
+                opened = True
             text, tokens, reason = assembler.push(output)
-            yield Delta(job.index, text, tokens, reason)
+            logprobs = [Reported(*pair) for pair in zip(output.logprobs, assembler.offsets, strict=False)]
+            yield Delta(job.index, text, tokens, reason, logprobs[:tokens])
             if reason is not None:
                 return
 
@@ -93,21 +124,27 @@ async def generate_all(
 
 
 class Whole(msgspec.Struct):
-    """One choice, complete."""
+    """One choice, complete: the sum of its deltas."""
 
-    text: str
-    tokens: int
-    finish_reason: FinishReason
+    text: str = ""
+    tokens: int = 0
+    finish_reason: FinishReason = "length"
+    logprobs: list[Reported] = []
+    prompt: list[TokenLogprobs] | None = None
 
 
 async def collect(engine: EngineClient, tokenizer: StreamTokenizer, jobs: Sequence[Job]) -> list[Whole]:
     """All choices, complete, in order."""
+    wholes = [Whole() for _ in jobs]
     texts: list[list[str]] = [[] for _ in jobs]
-    tokens = [0] * len(jobs)
-    reasons: list[FinishReason] = ["length"] * len(jobs)
     async with aclosing(generate_all(engine, tokenizer, jobs)) as deltas:
         async for delta in deltas:
+            whole = wholes[delta.index]
             texts[delta.index].append(delta.text)
-            tokens[delta.index] += delta.tokens
-            reasons[delta.index] = delta.finish_reason or reasons[delta.index]
-    return [Whole("".join(parts), tokens[i], reasons[i]) for i, parts in enumerate(texts)]
+            whole.tokens += delta.tokens
+            whole.finish_reason = delta.finish_reason or whole.finish_reason
+            whole.logprobs += delta.logprobs
+            whole.prompt = delta.prompt if whole.prompt is None else whole.prompt
+    for whole, parts in zip(wholes, texts, strict=True):
+        whole.text = "".join(parts)
+    return wholes

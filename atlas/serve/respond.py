@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -26,28 +27,37 @@ from atlas.serve.schemas import (
 from atlas.serve.service import Service, Serving
 
 
-class Format(msgspec.Struct, frozen=True):
-    """How one endpoint words its answers.
-
-    opening: a choice's chunk before any text, or None where the API has none.
-    """
+class Format(Protocol):
+    """How one endpoint words its answers."""
 
     id_prefix: str
     object: str
     chunk_object: str
-    choice: Callable[[int, Whole], ChatChoice | CompletionChoice]
-    chunk: Callable[[Delta], ChatChunkChoice | CompletionChoice]
-    opening: Callable[[int], ChatChunkChoice] | None = None
+
+    def choice(self, job: Job, whole: Whole) -> ChatChoice | CompletionChoice: ...
+    def chunk(self, job: Job, delta: Delta) -> ChatChunkChoice | CompletionChoice: ...
+
+    def opening(self, job: Job) -> ChatChunkChoice | None:
+        """A choice's chunk before any text, or None where the API has none."""
 
 
 def make_jobs(
-    prompts: Sequence[list[int]], sampling: SamplingRequest, max_context: int
+    prompts: Sequence[list[int]],
+    sampling: SamplingRequest,
+    max_context: int,
+    echoes: Sequence[str | None] | None = None,
 ) -> tuple[list[Job], dict[str, str]]:
-    """One job for each prompt, and a header that says so where max_tokens had to be cut."""
-    jobs = [
-        Job(index, prompt, sampling.fit(index, len(prompt), max_context), sampling.stops)
-        for index, prompt in enumerate(prompts)
-    ]
+    """The choices of each prompt, one after another, and a header that says so where max_tokens had to be cut.
+
+    echoes: for each prompt the text to give back before the answer.
+    """
+    jobs = []
+    for position, prompt in enumerate(prompts):
+        for choice in range(sampling.n):
+            index = position * sampling.n + choice
+            params = sampling.fit(index, len(prompt), max_context)
+            echo = echoes[position] if echoes is not None else None
+            jobs.append(Job(index, prompt, params, sampling.stops, choice == 0, sampling.include_stop, echo))
     asked = sampling.max_tokens
     cut = [str(job.sampling.max_tokens) for job in jobs if asked is not None and job.sampling.max_tokens < asked]
     return jobs, {"x-atlas-max-tokens": ", ".join(cut[:64])} if cut else {}
@@ -77,7 +87,7 @@ async def respond(
         return EventStream(_events(serving, jobs, form, frame, with_usage), headers)
     tokenizer = serving.frontend.tokenizer
     wholes = await unless_gone(http, collect(serving.engine, tokenizer, jobs))
-    choices = [form.choice(index, whole) for index, whole in enumerate(wholes)]
+    choices = [form.choice(job, whole) for job, whole in zip(jobs, wholes, strict=True)]
     usage = _usage(jobs, sum(whole.tokens for whole in wholes))
     return json_response(msgspec.structs.replace(frame, choices=choices, usage=usage), headers)
 
@@ -92,20 +102,21 @@ async def _events(
 
     generated = 0
     async with aclosing(generate_all(serving.engine, serving.frontend.tokenizer, jobs)) as deltas:
-        if form.opening is not None:
-            for job in jobs:
-                yield chunk(form.opening(job.index))
+        for job in jobs:
+            if (opening := form.opening(job)) is not None:
+                yield chunk(opening)
         async for delta in deltas:
+            job = jobs[delta.index]
             generated += delta.tokens
             # Text and finish reason in separate chunks: clients expect the last one to be empty.
-            if delta.text:
-                yield chunk(form.chunk(msgspec.structs.replace(delta, finish_reason=None)))
+            if delta.text or delta.logprobs or delta.prompt is not None:
+                yield chunk(form.chunk(job, msgspec.structs.replace(delta, finish_reason=None)))
             if delta.finish_reason is not None:
-                yield chunk(form.chunk(msgspec.structs.replace(delta, text="")))
+                yield chunk(form.chunk(job, Delta(delta.index, "", 0, delta.finish_reason)))
     if with_usage:
         yield event(msgspec.structs.replace(frame, choices=[], usage=_usage(jobs, generated)))
 
 
 def _usage(jobs: Sequence[Job], generated: int) -> Usage:
-    prompt = sum(len(job.prompt) for job in jobs)
+    prompt = sum(len(job.prompt) for job in jobs if job.first)
     return Usage(prompt, generated, prompt + generated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import msgspec
 
 from atlas.engine.messages import SamplingParams
-from atlas.engine.sampling import MAX_TEMPERATURE
+from atlas.engine.sampling import MAX_CHOICES, MAX_LOGPROBS, choice_seed
+from atlas.engine.sampling import check as check_params
 from atlas.engine.sampling_defaults import SamplingDefaults
+from atlas.errors import RequestError
 from atlas.serve.errors import ApiError, invalid
 from atlas.serve.schemas import ChatRequest, CompletionRequest
 
@@ -24,14 +27,20 @@ class SamplingRequest(msgspec.Struct, frozen=True):
     params: SamplingParams
     stops: tuple[str, ...]
     max_tokens: int | None
+    n: int
+    include_stop: bool
 
     def fit(self, index: int, prompt_tokens: int, max_context: int) -> SamplingParams:
-        """The parameters of choice `index`: max_tokens cut to the room that is left, and a seed of its own,
-        so that equal prompts of one request are independent draws. Choice 0 has the request's seed."""
+        """The parameters of choice `index`, counted over all prompts: max_tokens cut to the room that is left,
+        and a seed of its own, so that choices and equal prompts of one request are independent draws."""
         room = max_context - prompt_tokens
         tokens = room if self.max_tokens is None else min(self.max_tokens, room)
-        seed = (self.params.seed + index + 2**63) % 2**64 - 2**63
-        return msgspec.structs.replace(self.params, max_tokens=tokens, seed=seed)
+        return msgspec.structs.replace(
+            self.params,
+            max_tokens=tokens,
+            min_tokens=min(self.params.min_tokens, tokens),
+            seed=choice_seed(self.params.seed, index),
+        )
 
 
 def check(
@@ -47,43 +56,72 @@ def check(
     ends: the model's own end ids, which stop a request unless it says `ignore_eos`.
     seed: the server's own, for requests without one.
     """
-    temperature = _or(request.temperature, defaults.temperature)
-    _within("temperature", temperature, 0, MAX_TEMPERATURE)
-    top_p = _or(request.top_p, defaults.top_p)
-    _within("top_p", top_p, 0, 1)
     top_k = _or(request.top_k, defaults.top_k)
     if top_k < -1:
         raise invalid("top_k", str(top_k), "a positive integer, or 0 or -1 for all tokens")
-    stop_ids = request.stop_token_ids or []
-    for position, token in enumerate(stop_ids):
-        if not 0 <= token < vocab_size:
-            raise invalid(f"stop_token_ids[{position}]", str(token), f"ids from 0 to {vocab_size - 1}")
+    n = _or(request.n, 1)
+    if not 1 <= n <= MAX_CHOICES:
+        raise invalid("n", str(n)[:40], f"an integer from 1 to {MAX_CHOICES}")
+    logprobs, prompt_logprobs = _logprobs(request)
+    max_tokens = _max_tokens(request, scoring=prompt_logprobs is not None or _echoes(request))
     params = SamplingParams(
-        max_tokens=1,
-        temperature=temperature,
-        top_p=top_p,
+        max_tokens=2**62 if max_tokens is None else max_tokens,
+        min_tokens=_or(request.min_tokens, 0),
+        temperature=_or(request.temperature, defaults.temperature),
+        top_p=_or(request.top_p, defaults.top_p),
         top_k=min(max(top_k, 0), vocab_size),
-        seed=_seed(request.seed, seed),
-        stop_token_ids=tuple(sorted({*stop_ids, *(() if request.ignore_eos else ends)})),
+        min_p=_or(request.min_p, defaults.min_p),
+        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
+        presence_penalty=_or(request.presence_penalty, 0.0),
+        frequency_penalty=_or(request.frequency_penalty, 0.0),
+        logit_bias=_logit_bias(request.logit_bias or {}),
+        seed=_or(request.seed, secrets.randbits(63) if seed is None else seed),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
-    return SamplingRequest(params, _stops(request.stop), _max_tokens(request))
+    try:
+        check_params(params, vocab_size)
+    except RequestError as error:
+        name = "top_logprobs" if error.where == "logprobs" and isinstance(request, ChatRequest) else error.where
+        raise invalid(name, error.found[:80], error.accepted) from None
+    stop_ids = {*params.stop_token_ids, *(() if request.ignore_eos else (end for end in ends if end < vocab_size))}
+    params = msgspec.structs.replace(params, stop_token_ids=tuple(sorted(stop_ids)))
+    return SamplingRequest(params, _stops(request.stop), max_tokens, n, bool(request.include_stop_str_in_output))
 
 
 def _or(value: float | None, default: float) -> Any:
     return default if value is None else value
 
 
-def _within(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise invalid(name, str(value), f"a number from {low} to {high:g}")
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    result = {}
+    for key, bias in given.items():
+        if not re.fullmatch(r"[0-9]{1,18}", key):
+            raise invalid("logit_bias", f"the key {key[:40]!r}", "token ids as keys")
+        result[int(key)] = bias
+    return result
 
 
-def _seed(requested: int | None, server: int | None) -> int:
-    if requested is None:
-        return secrets.randbits(63) if server is None else server
-    if not -(2**63) <= requested < 2**63:
-        raise invalid("seed", str(requested)[:40], "a 64-bit integer")
-    return requested
+def _echoes(request: ChatRequest | CompletionRequest) -> bool:
+    return isinstance(request, CompletionRequest) and bool(request.echo)
+
+
+def _logprobs(request: ChatRequest | CompletionRequest) -> tuple[int | None, int | None]:
+    """For how many likeliest tokens the answer's and the prompt's log-probabilities are wanted."""
+    prompt = request.prompt_logprobs
+    if isinstance(request, ChatRequest):
+        if request.logprobs:
+            return _or(request.top_logprobs, 0), prompt
+        if request.top_logprobs:
+            raise invalid("top_logprobs", str(request.top_logprobs)[:40], "none, unless logprobs is true")
+        return None, prompt
+    if request.logprobs is True:
+        raise invalid("logprobs", "true", f"an integer from 0 to {MAX_LOGPROBS}, or null")
+    answer = None if request.logprobs is False else request.logprobs
+    if request.echo and answer is not None:
+        prompt = answer if prompt is None else max(answer, prompt)
+    return answer, prompt
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -97,14 +135,16 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _max_tokens(request: ChatRequest | CompletionRequest) -> int | None:
+def _max_tokens(request: ChatRequest | CompletionRequest, *, scoring: bool) -> int | None:
+    """`scoring`: something about the prompt is wanted, so that no token at all is a sensible answer."""
     name, value = "max_tokens", request.max_tokens
     if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
         if value is not None and value != request.max_completion_tokens:
             raise _conflict(value, request.max_completion_tokens)
         name, value = "max_completion_tokens", request.max_completion_tokens
-    if value is not None and value < 1:
-        raise invalid(name, str(value)[:40], "an integer of at least 1, or null for all that fits")
+    least = 0 if scoring else 1
+    if value is not None and value < least:
+        raise invalid(name, str(value)[:40], f"an integer of at least {least}, or null for all that fits")
     return value
 
 

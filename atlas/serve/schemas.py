@@ -29,14 +29,23 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     """What chat and text completions have in common. `None` is the same as leaving a field out."""
 
     model: str | None = None
+    n: int | None = None
     max_tokens: int | None = None
+    min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    prompt_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -47,25 +56,20 @@ class ChatRequest(GenerationFields, kw_only=True):
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
     """Body of POST /v1/completions. `prompt`: a text, several, token ids, or several lists of them."""
 
     prompt: str | list[Any]
+    logprobs: int | bool | None = None
+    echo: bool | None = None
 
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     # Known fields without support yet, with the values (besides null) that ask for nothing.
-    "n": (1,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "logprobs": (False,),
-    "include_stop_str_in_output": (False,),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "guided_json": (),
@@ -84,7 +88,6 @@ _NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
-    "top_logprobs": (0,),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -99,7 +102,6 @@ _NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {
 
 _NEUTRAL_COMPLETION: Mapping[str, tuple[Any, ...]] = {
     **_NEUTRAL,
-    "echo": (False,),
     "suffix": ("",),
     "best_of": (1,),
 }
@@ -208,13 +210,59 @@ class AnswerMessage(msgspec.Struct, frozen=True):
     refusal: str | None = None
 
 
+class ChatTopLogprob(msgspec.Struct, frozen=True):
+    """One token and what the model thought of it. `token` may stand for part of a character, `bytes` are exact."""
+
+    token: str
+    logprob: float | None
+    bytes: list[int]
+
+
+class ChatTokenLogprob(ChatTopLogprob, frozen=True):
+    """A generated token, and the likeliest ones at its place."""
+
+    top_logprobs: list[ChatTopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """One entry for each generated token, the one that ended the answer included."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """Four lists with one entry for each token; the first token of an echoed prompt has nulls.
+
+    text_offset: characters of the choice's text before the token.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float | None] | None]
+    text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """A token at one place of the prompt, as vLLM reports it."""
+
+    logprob: float | None
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each token of the prompt, null for the first: it and the likeliest ones, by id."""
+
+
 class ChatChoice(msgspec.Struct, frozen=True):
     """One answer."""
 
     index: int
     message: AnswerMessage
     finish_reason: FinishReason
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -230,7 +278,8 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     index: int
     delta: ChatDelta
     finish_reason: FinishReason | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -239,7 +288,8 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     index: int
     text: str
     finish_reason: FinishReason | None = None
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,26 +25,43 @@ class Assembler:
     grouped into outputs; a streamed answer therefore equals the same answer in one piece.
     """
 
-    def __init__(self, text_stream: TextStream, stops: Sequence[str]) -> None:
+    def __init__(
+        self, text_stream: TextStream, stops: Sequence[str], *, include_stop: bool = False, offsets: bool = False
+    ) -> None:
+        """include_stop: the stop string, and the text of a stop token if it has one, stay in the text.
+        offsets: keep `offsets`."""
         self._stream = text_stream
         self._matcher = StopMatcher(stops)
-        self._one_by_one = bool(stops)
+        self._include_stop = include_stop
+        self._one_by_one = bool(stops) or offsets
+        self._length = 0
+        self.offsets: list[int] = []
+        """For each id counted by the last `push`: characters of the detokenised text before it."""
 
     def push(self, output: SequenceOutput) -> tuple[str, int, FinishReason | None]:
         """The new text, how many of the output's ids count, and the reason if this is the end."""
         ids, reason = output.token_ids, output.finish_reason
         # The id that ended the sequence counts as generated, but it is no part of the text.
-        shown = ids[:-1] if reason == "stop" else ids
+        shown = ids[:-1] if reason == "stop" and not self._include_stop else ids
         text = ""
+        self.offsets = []
         # With stop strings, ids after the one that completes the match must not be counted.
         groups = [[token] for token in shown] if self._one_by_one else [shown]
         for count, group in enumerate(groups, start=1):
-            text += self._matcher.feed(self._stream.push(group))
+            self.offsets.append(self._length)
+            text += self._feed(self._stream.push(group))
             if self._matcher.matched is not None:
                 return text, count, "stop"
+        self.offsets += [self._length] * (len(ids) - len(shown))
         if reason is None:
             return text, len(ids), None
-        text += self._matcher.feed(self._stream.finish())
+        text += self._feed(self._stream.finish())
         matched = self._matcher.matched is not None
         text += self._matcher.finish()
         return text, len(ids), "stop" if matched or reason == "stop" else "length"
+
+    def _feed(self, piece: str) -> str:
+        """What may be shown once `piece` is there, up to a stop string."""
+        self._length += len(piece)
+        shown = self._matcher.feed(piece)
+        return shown + (self._matcher.matched or "") if self._include_stop else shown

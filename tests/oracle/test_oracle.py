@@ -147,3 +147,25 @@ def test_wrong_readings_would_be_seen(tmp_path: Path) -> None:
             config[field] = {"rope_type": "default", "rope_theta": 10000.0}
     (folder / "config.json").write_text(json.dumps(config))
     assert relative_l2(run.logits(run.load(folder, "cpu", "f32"), ids), expected) > 10 * REL_L2_BF16
+
+
+def test_perplexity_of_the_fixed_text(smollm2_torch: Any) -> None:
+    """The first 700 tokens in windows that overlap: each token's likelihood is the one that transformers gives it."""
+    from atlas.llm import LLM
+
+    text = (Path(__file__).resolve().parents[2] / "bench" / "texts" / "time_machine.txt").read_text()
+    window, stride = 256, 128
+    with LLM(resolve_model("smollm2-135m", offline=False), backend="cpu", quant="f32", max_context=window) as llm:
+        ids = llm.tokenizer.encode(text, add_special_tokens=True)[:700]
+        found = llm.perplexity(ids, window, stride)
+    expected = np.full(len(ids), np.nan)
+    for begin in range(0, len(ids) - window + stride, stride):
+        part = ids[begin : begin + window]
+        logits = logits_of(smollm2_torch, part).astype(np.float64)
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        for row, token in enumerate(part[1:]):
+            if np.isnan(expected[begin + row + 1]):  # the first window that holds a token scores it
+                expected[begin + row + 1] = -log_p[row, token]
+    assert np.abs(found.token_nll - expected[1:]).max() < 5e-3
+    assert abs(found.nll - expected[1:].mean()) < 1e-4

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from serve_harness import ANSWER, RunningServer, Start, behaviour, make_checkpoint
 
+from atlas.engine.sampling import choice_seed
+
 # What the engine does for each seed; see the tests that send it.
 BEHAVIOURS = {
     "1": behaviour("abcDEFGHIJklm"),
-    # Choice i of a request has its seed + i.
-    **{str(seed): behaviour(f"{seed} abcDEFGHIJklm") for seed in (60, 61, 62)},
+    # What choices 0, 1 and 2 of a request with seed 60 do.
+    **{str(choice_seed(60, i)): behaviour(f"{60 + i} abcDEFGHIJklm") for i in range(3)},
     "2": behaviour("uvwxyz", end=None),
     "3": behaviour("slow ", end=None, delay=0.05),
     "4": behaviour("broken", error_after=3),

@@ -135,9 +135,24 @@ def test_sampling_reaches_the_engine(shared: RunningServer) -> None:
         seed=7,
         temperature=0.25,
         top_p=0.5,
-        extra_body={"top_k": 3, "stop_token_ids": [9], "ignore_eos": True},
+        presence_penalty=0.5,
+        frequency_penalty=-1,
+        logit_bias={"76": 100, "5": -2.5},
+        logprobs=True,
+        top_logprobs=3,
+        extra_body={
+            "top_k": 3,
+            "stop_token_ids": [9],
+            "ignore_eos": True,
+            "min_p": 0.1,
+            "repetition_penalty": 1.2,
+            "min_tokens": 2,
+            "prompt_logprobs": 4,
+        },
     )
-    expected = {"max_tokens": 506, "temperature": 0.25, "top_k": 3, "top_p": 0.5, "seed": 7}
+    expected = {"max_tokens": 506, "temperature": 0.25, "top_k": 3, "top_p": 0.5, "seed": 7, "min_p": 0.1}
+    expected |= {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": -1.0, "min_tokens": 2}
+    expected |= {"logprobs": 3, "prompt_logprobs": 4, "logit_bias": {"76": 100.0, "5": -2.5}}
     assert last_sampling(shared) == {**expected, "stop_token_ids": [9]}
     ask(shared, extra_body={"stop_token_ids": [9]})
     assert last_sampling(shared)["stop_token_ids"] == [2, 3, 9]
