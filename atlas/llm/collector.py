@@ -47,7 +47,12 @@ class Collector:
     ) -> None:
         self._prompts, self._sampling, self._token_text = prompts, sampling, token_text
         self._choices = [
-            _Choice(position, index, Assembler(text_stream(), params.stop), params.logprobs is not None)
+            _Choice(
+                position,
+                index,
+                Assembler(text_stream(), params.stop, include_stop=params.include_stop_str_in_output),
+                params.logprobs is not None,
+            )
             for position, params in enumerate(sampling)
             for index in range(params.n)
         ]

@@ -25,6 +25,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     repetition_penalty: 1 is none.  presence_penalty, frequency_penalty: -2..2, 0 is none.
     logit_bias: token id -> -100..100, added to its logit.
     stop: text, or texts, before which the continuation ends.  stop_token_ids: the same by token.
+    include_stop_str_in_output: keep in the text what ended it: the stop string, or the text that a stop token has.
     ignore_eos: go on after the model's own end tokens.
     logprobs, prompt_logprobs: report the log-probability of each token, and of so many most likely ones (0..20).
     seed: the same seed gives the same text whatever else runs; None: a random one for each prompt.
@@ -46,6 +47,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logit_bias: dict[int, float] = {}
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None

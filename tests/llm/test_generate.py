@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -102,6 +103,8 @@ def test_a_stop_string_ends_the_text_and_never_leaks(llm: LLM) -> None:
         (result,) = llm.generate("x", params)
         output = result.outputs[0]
         assert (output.text, output.finish_reason) == (text[: text.index(stop)], "stop")
+        kept = llm.generate("x", msgspec.structs.replace(params, include_stop_str_in_output=True))[0].outputs[0]
+        assert kept.text == output.text + stop and kept.token_ids == output.token_ids
         deltas = [delta.text for delta in llm.generate("x", params, stream=True)]
         assert "".join(deltas) == output.text
         assert len(output.token_ids) == len(joined(llm, "x", params)[0, 0][1]) < 40

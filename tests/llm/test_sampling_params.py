@@ -53,6 +53,7 @@ def test_it_is_the_attribute_of_the_package() -> None:
         ("stop_token_ids", [-1]),
         ("stop_token_ids", ["a"]),
         ("ignore_eos", 1),
+        ("include_stop_str_in_output", 0),
         ("logprobs", 21),
         ("logprobs", True),
         ("prompt_logprobs", -1),
