@@ -1,5 +1,6 @@
 #include "cpu/self_test.h"
 
+#include <algorithm>
 #include <cmath>
 #include <csetjmp>
 #include <csignal>
@@ -108,6 +109,85 @@ std::string test_linear(const CpuKernelEntry& entry) {
   return "";
 }
 
+// linear_a8 with 8-bit codes and scales, or 4-bit codes, scales and minimums, in panels of 16
+// columns (kernels/cpu/include/atlas/blocks.h). The last panel and the last group are short.
+template <int bits>
+std::string test_linear_a8(const CpuKernelEntry& entry, int64_t rows) {
+  constexpr int64_t kN = 40, kK = 72, kGroup = 32, kPanels = 3, kGroups = 3;
+  constexpr int64_t kCodes = kGroup * kPanel * bits / 8, kHalves = bits == 8 ? 1 : 2;
+  constexpr int64_t kBlock = kCodes + kHalves * kPanel * 2;
+  std::minstd_rand random(static_cast<unsigned>(rows));
+  std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
+  Buffer<float> x(static_cast<size_t>(rows * kK)), out(static_cast<size_t>(rows * kN));
+  Buffer<uint8_t> weight(kPanels * kGroups * kBlock);
+  for (int64_t i = 0; i < rows * kK; ++i) x.data()[i] = uniform(random);
+  for (int64_t i = 0; i < rows * kN; ++i) out.data()[i] = std::numeric_limits<float>::quiet_NaN();
+  for (int64_t i = 0; i < kPanels * kGroups * kBlock; ++i) {
+    weight.data()[i] = static_cast<uint8_t>(random() >> 8);
+  }
+  const auto block_of = [&](int64_t n, int64_t k) {
+    return weight.data() + (n / kPanel * kGroups + k / kGroup) * kBlock;
+  };
+  // Scales and minimums are powers of two, as f16: 2^(exponent - 15).
+  const auto exponent_at = [](int64_t n, int64_t half) { return 8 + n % 4 + 3 * half; };
+  for (int64_t n = 0; n < kPanels * kPanel; ++n) {
+    for (int64_t k = 0; k < kGroups * kGroup; k += kGroup) {
+      for (int64_t half = 0; half < kHalves; ++half) {
+        const auto bits_of_f16 = static_cast<uint16_t>(exponent_at(n, half) << 10);
+        std::memcpy(block_of(n, k) + kCodes + (half * kPanel + n % kPanel) * 2, &bits_of_f16, 2);
+      }
+    }
+  }
+  const auto code_at = [&](int64_t n, int64_t k) {
+    const int64_t at = k % kGroup, step = at / 4;
+    const int64_t stored_step = bits == 8 ? step : step % 4;
+    const int code = block_of(n, k)[(stored_step * kPanel + n % kPanel) * 4 + at % 4];
+    return bits == 8 ? code - 128 : step < 4 ? code & 15 : code >> 4;
+  };
+
+  void* operands[] = {x.data(), weight.data(), nullptr, out.data()};
+  Constant constants[2];
+  constants[0].i = kN;
+  constants[1].i = kK;
+  CpuLaunch launch = {operands, &rows, constants, 0, 1, nullptr, nullptr, nullptr, nullptr};
+  Buffer<std::byte> scratch(entry.scratch == nullptr ? 0 : entry.scratch(launch));
+  launch.scratch = scratch.data();
+  entry.kernel(launch);
+
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t n = 0; n < kN; ++n) {
+      double sum = 0.0;
+      for (int64_t begin = 0; begin < kK; begin += kGroup) {
+        const int64_t end = std::min(begin + kGroup, kK);
+        float most = 0.0f;
+        for (int64_t k = begin; k < end; ++k)
+          most = std::fmax(most, std::fabs(x.data()[r * kK + k]));
+        double dot = 0.0, total = 0.0;
+        for (int64_t k = begin; k < end; ++k) {
+          const float rounded = std::nearbyint(x.data()[r * kK + k] * (127.0f / most));
+          dot += double{rounded} * code_at(n, k);
+          total += double{rounded};
+        }
+        const auto power = [&](int64_t half) {
+          return std::ldexp(1.0, static_cast<int>(exponent_at(n, half)) - 15);
+        };
+        sum += double{most} / 127.0 * (power(0) * dot + (kHalves == 2 ? power(1) * total : 0.0));
+      }
+      const double actual = out.data()[r * kN + n];
+      if (!(std::fabs(actual - sum) <= 1e-5 * (1.0 + std::fabs(sum)))) {
+        return "gives " + std::to_string(actual) + " for " + std::to_string(sum) + ", " +
+               std::to_string(rows) + " rows";
+      }
+    }
+  }
+  return "";
+}
+template <int bits>
+std::string test_linear_a8(const CpuKernelEntry& entry) {
+  const std::string found = test_linear_a8<bits>(entry, 1);
+  return found.empty() ? test_linear_a8<bits>(entry, 19) : found;
+}
+
 // Attention of the last rows of one sequence by one worker, over blocks in reverse order; the last
 // block and the columns have a tail.
 template <class Element>
@@ -172,6 +252,8 @@ struct Test {
 constexpr Test kTests[] = {
     {"linear.x_f32.weight_f32.out_f32", test_linear<float>},
     {"linear.x_bf16.weight_bf16.out_f32", test_linear<uint16_t>},
+    {"linear_a8.x_f32.weight_i8g32", test_linear_a8<8>},
+    {"linear_a8.x_f32.weight_i4g32m", test_linear_a8<4>},
     {"paged_attention.q_f32.k_cache_f32.v_cache_f32.out_f32", test_attention<float>},
     {"paged_attention.q_bf16.k_cache_bf16.v_cache_bf16.out_bf16", test_attention<uint16_t>},
 };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 import sys
 
@@ -30,6 +31,15 @@ def test_every_level_here_passes_its_self_test_or_says_what_the_machine_lacks() 
         assert not level["failure"], level
         assert not level["obstacle"] or level["obstacle"].startswith("needs "), level
     assert core.extension().cpu_levels()[-1] == "portable"
+
+
+def test_the_self_test_knows_a_kernel_of_every_class() -> None:
+    """By its own table: an op of dot products under another signature would go untested without a word."""
+    source = (build_targets.ROOT / "csrc" / "cpu" / "self_test.cpp").read_text()
+    tested = set(re.findall(r'^    \{"([\w.]+)", test_', source, re.MULTILINE))
+    assert tested <= set(core.extension().cpu_kernels())
+    asked = {file.stem for file in FILES if kernel_file.declaration(file).also}
+    assert asked <= {signature.split(".")[0] for signature in tested}
 
 
 def test_the_description_names_the_level_of_every_op() -> None:
