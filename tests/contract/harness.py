@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,8 @@ SYMBOL_OF_DIM = {
 
 SPARE = 3
 """Rows that a buffer has beyond the run-time count: they must be neither read nor written."""
+
+KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 
 POISON = 0xFF
 """Byte of the poison: NaN as f32 and bf16, -1 as an integer."""
@@ -86,6 +89,17 @@ class Case:
         dtypes = "-".join(dict.fromkeys(dtype for _, dtype in self.dtypes))
         sizes = "-".join(f"{name}{value}" for name, value in (*self.constants, *self.dims))
         return "-".join(part for part in (self.note, dtypes, *self.optional, sizes) if part)
+
+
+def has_cuda_kernel(case: Case) -> bool:
+    """Whether a GPU can run a case: kernels there are of element types, and a product takes one for both factors.
+
+    Block formats, and ops without a `.cu` file, are the CPU's so far.
+    """
+    ops = {path.stem for path in (KERNELS / "cuda").glob("*.cu")}
+    dtypes = dict(case.dtypes)
+    formats = any(dtype in FORMATS for dtype in dtypes.values())
+    return case.op in ops and not formats and (case.op != "linear" or dtypes["x"] == dtypes["weight"])
 
 
 def case(
