@@ -6,12 +6,14 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Protocol
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from atlas.engine.messages import TokenLogprobs
 from atlas.serve.generation import Delta, Job, Whole, collect, generate_all
 from atlas.serve.http import EventStream, event, json_response, unless_gone
 from atlas.serve.sampling import SamplingRequest
@@ -87,9 +89,14 @@ async def respond(
         return EventStream(_events(serving, jobs, form, frame, with_usage), headers)
     tokenizer = serving.frontend.tokenizer
     wholes = await unless_gone(http, collect(serving.engine, tokenizer, jobs))
-    choices = [form.choice(job, whole) for job, whole in zip(jobs, wholes, strict=True)]
     usage = _usage(jobs, sum(whole.tokens for whole in wholes))
-    return json_response(msgspec.structs.replace(frame, choices=choices, usage=usage), headers)
+
+    def build() -> Response:
+        choices = [form.choice(job, whole) for job, whole in zip(jobs, wholes, strict=True)]
+        return json_response(msgspec.structs.replace(frame, choices=choices, usage=usage), headers)
+
+    size = sum(_size(whole.prompt) + _size([entry.token for entry in whole.logprobs]) for whole in wholes)
+    return await serving.frontend.run(build, size)
 
 
 async def _events(
@@ -100,6 +107,9 @@ async def _events(
         usage = None if with_usage else msgspec.UNSET
         return event(msgspec.structs.replace(frame, choices=[choice], usage=usage))
 
+    def chunk_of(job: Job, delta: Delta) -> bytes:
+        return chunk(form.chunk(job, delta))
+
     generated = 0
     async with aclosing(generate_all(serving.engine, serving.frontend.tokenizer, jobs)) as deltas:
         for job in jobs:
@@ -109,12 +119,22 @@ async def _events(
             job = jobs[delta.index]
             generated += delta.tokens
             # Text and finish reason in separate chunks: clients expect the last one to be empty.
-            if delta.text or delta.logprobs or delta.prompt is not None:
-                yield chunk(form.chunk(job, msgspec.structs.replace(delta, finish_reason=None)))
+            if delta.prompt is not None:
+                yield await serving.frontend.run(partial(chunk_of, job, delta), _size(delta.prompt))
+            elif delta.text or delta.logprobs:
+                yield chunk_of(job, msgspec.structs.replace(delta, finish_reason=None))
             if delta.finish_reason is not None:
-                yield chunk(form.chunk(job, Delta(delta.index, "", 0, delta.finish_reason)))
+                yield chunk_of(job, Delta(delta.index, "", 0, delta.finish_reason))
     if with_usage:
         yield event(msgspec.structs.replace(frame, choices=[], usage=_usage(jobs, generated)))
+
+
+def _size(reports: Sequence[TokenLogprobs] | None) -> int:
+    """How much work it is to word these, as bytes of a request: `Frontend.run` decides by it where it is done.
+
+    An entry takes 2.3 to 2.7 us (measured), a byte of text 0.12 us.
+    """
+    return 20 * sum(1 + len(report.top_ids) for report in reports or ())
 
 
 def _usage(jobs: Sequence[Job], generated: int) -> Usage:

@@ -11,8 +11,9 @@ from atlas.engine.scheduler import Scheduler
 from atlas.engine.sequence import Sequence
 
 
-def sequence(name: str, prompt: int) -> Sequence:
-    return Sequence(name, prompt, list(range(prompt)), SamplingParams(max_tokens=1000))
+def sequence(name: str, prompt: int, prompt_logprobs: int | None = None) -> Sequence:
+    params = SamplingParams(max_tokens=1000, prompt_logprobs=prompt_logprobs)
+    return Sequence(name, prompt, list(range(prompt)), params)
 
 
 def advance(scheduler: Scheduler) -> dict[str, int]:
@@ -88,15 +89,18 @@ def test_removing_a_waiting_sequence_leaves_the_pool_alone() -> None:
     finish=st.lists(st.integers(1, 40), min_size=12, max_size=12),
     blocks=st.integers(9, 30),
     max_rows=st.integers(8, 64),
+    max_logits=st.integers(8, 40),
 )
 def test_every_sequence_finishes_and_every_block_comes_back(
-    prompts: list[int], finish: list[int], blocks: int, max_rows: int
+    prompts: list[int], finish: list[int], blocks: int, max_rows: int, max_logits: int
 ) -> None:
-    """Random loads, with preemption: a step never exceeds its budget, never runs a sequence without
-    the blocks for its rows, and no two sequences own one block."""
+    """Random loads, with preemption: a step never exceeds its budgets, never runs a sequence without
+    the blocks for its rows, and no two sequences own one block. Every second sequence wants its prompt's
+    log-probabilities: each token but the first is a target once, in order."""
     pool = BlockPool(blocks)
-    scheduler = Scheduler(pool, max_rows=max_rows, max_seqs=8, n_slots=8, max_logits=8)
-    live = [sequence(str(i), prompt) for i, prompt in enumerate(prompts)]
+    scheduler = Scheduler(pool, max_rows=max_rows, max_seqs=8, n_slots=8, max_logits=max_logits)
+    live = [sequence(str(i), prompt, i % 2 or None) for i, prompt in enumerate(prompts)]
+    targets: dict[str, list[int]] = {s.request_id: [] for s in live}
     for s in live:
         scheduler.add(s)
     for _ in range(5000):
@@ -104,6 +108,7 @@ def test_every_sequence_finishes_and_every_block_comes_back(
             break
         chunks = scheduler.schedule()
         assert 0 < sum(chunk.rows for chunk in chunks) <= max_rows
+        assert sum(chunk.sequence.logit_rows(chunk.rows) for chunk in chunks) <= max_logits
         owned = [block for s in scheduler.running for block in s.blocks]
         assert len(owned) == len(set(owned)) == pool.total - pool.free
         for chunk in chunks:
@@ -113,6 +118,9 @@ def test_every_sequence_finishes_and_every_block_comes_back(
         assert len({chunk.sequence.slot for chunk in chunks}) == len(chunks)
         for chunk in chunks:
             s, samples = chunk.sequence, chunk.samples
+            for target in s.prompt_targets(chunk.rows):
+                targets[s.request_id].append(target)
+                s.prompt_reported = target + 1
             s.computed += chunk.rows
             if samples:
                 s.tokens.append(0)
@@ -121,3 +129,5 @@ def test_every_sequence_finishes_and_every_block_comes_back(
                     live.remove(s)
     assert not live and pool.free == pool.total
     pool.check_integrity()
+    for i, prompt in enumerate(prompts):
+        assert targets[str(i)] == (list(range(1, prompt)) if i % 2 else [])
