@@ -122,7 +122,8 @@ def _choice(context: Context, config: Mapping[str, Any], origin: str, checkpoint
     roles = recipe(choice.quant, "cuda" if choice.backend == "cuda" else "cpu")
     programs = family.record(configured, roles)
     if checkpoint:
-        programs = family.record(configured, roles, weight_formats.chooser(checkpoint, family.weights(configured)))
+        tensors = family.weights(configured, checkpoint.tensors)
+        programs = family.record(configured, roles, weight_formats.chooser(checkpoint, tensors))
     weights = sum(
         formats.nbytes(buffer.dtype, buffer.extents({}))
         for buffer in programs.buffers.values()

@@ -28,7 +28,9 @@ class Engine:
         self.runner = runner
         self.pool = BlockPool(limits.n_blocks)
         max_seqs = min(limits.n_seqs, limits.n_logits)
-        self.scheduler = Scheduler(self.pool, limits.n_rows, max_seqs, limits.n_slots, limits.n_logits)
+        self.scheduler = Scheduler(
+            self.pool, limits.n_rows, max_seqs, limits.n_slots, limits.n_logits, runner.config.rope_set
+        )
         self.steps = 0
         self._sequences: dict[str, Sequence] = {}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from collections.abc import Callable
 
 from atlas.engine.kv_cache import BlockPool
 from atlas.engine.sequence import Sequence
@@ -29,11 +30,23 @@ class Chunk:
 
 
 class Scheduler:
-    """Queues and admission. `running` is in order of admission."""
+    """Queues and admission. `running` is in order of admission.
 
-    def __init__(self, pool: BlockPool, max_rows: int, max_seqs: int, n_slots: int, max_logits: int) -> None:
-        """`max_logits`: rows of one step whose logits can be computed, at least `max_seqs`."""
+    max_logits: rows of one step whose logits can be computed, at least `max_seqs`.
+    rope_set: a sequence's length -> which RoPE frequencies all its positions use.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        max_rows: int,
+        max_seqs: int,
+        n_slots: int,
+        max_logits: int,
+        rope_set: Callable[[int], int] = lambda length: 0,
+    ) -> None:
         self.pool, self.max_rows, self.max_seqs, self.max_logits = pool, max_rows, max_seqs, max_logits
+        self._rope_set = rope_set
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
@@ -41,6 +54,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
+        sequence.rope_set = self._rope_set(len(sequence.tokens))
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -56,6 +70,12 @@ class Scheduler:
 
         KV blocks for every chunk are allocated on return.
         """
+        for sequence in self.running:
+            # Frequencies follow from the length at the end of the step. Where the last token changes them, a
+            # fresh prefill would turn every key otherwise than the cached ones are.
+            if (rope_set := self._rope_set(len(sequence.tokens))) != sequence.rope_set:
+                sequence.rope_set = rope_set
+                sequence.restart()
         chunks: list[Chunk] = []
         for sequence in [s for s in self.running if s.pending == 1]:
             if sequence.slot >= 0 and self._reserve(sequence, 1, chunks):

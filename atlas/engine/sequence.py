@@ -16,6 +16,8 @@ class Sequence:
     computed: leading tokens whose K and V are in the cache. One source of truth: every position that
         a step uses is derived from it.
     blocks: KV blocks in order; empty while waiting.  slot: its row of per-slot state, -1 while waiting.
+    rope_set: the RoPE frequencies that the cached keys were turned by. A function of the sequence's length
+        (ModelConfig.rope_set); the scheduler keeps it.
     last_token_on_device: the last token was sampled into the slot by the previous step.
     slot_ready: the slot holds this sequence's bias and token counts (where it uses them).
     prompt_reported: leading prompt tokens whose log-probabilities need not be sent: they were, or nobody can
@@ -29,6 +31,7 @@ class Sequence:
     computed: int = 0
     blocks: list[int] = dataclasses.field(default_factory=list)
     slot: int = -1
+    rope_set: int = 0
     last_token_on_device: bool = False
     slot_ready: bool = False
     prompt_reported: int = 1
@@ -64,7 +67,11 @@ class Sequence:
         """The next token is chosen under a mask that the host delivers: see `sampling_state.token_mask`."""
         return self.generated < self.sampling.min_tokens and bool(self.sampling.stop_token_ids)
 
+    def restart(self) -> None:
+        """Compute every token again, into the blocks that the sequence has."""
+        self.computed, self.last_token_on_device = 0, False
+
     def preempt(self) -> None:
         """Forget what the device holds; the tokens stay and are computed again later."""
-        self.computed, self.blocks, self.slot, self.last_token_on_device = 0, [], -1, False
-        self.slot_ready = False
+        self.restart()
+        self.blocks, self.slot, self.slot_ready = [], -1, False

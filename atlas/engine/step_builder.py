@@ -48,7 +48,7 @@ def fill(block: StepBlock, chunks: List[Chunk]) -> list[LogitRow]:
         block.row_position[row:end] = np.arange(begin, begin + chunk.rows)
         block.row_kind[row:end] = ROW_DECODE if chunk.samples and chunk.rows == 1 else ROW_PREFILL
         block.seq_slot[index] = sequence.slot
-        block.seq_rope[index] = 0
+        block.seq_rope[index] = sequence.rope_set
         block.block_table[index, : len(sequence.blocks)] = sequence.blocks
         for target in sequence.prompt_targets(chunk.rows):
             _report(block, len(logits), row + target - 1 - begin, target, sequence)

@@ -28,7 +28,6 @@ from atlas.llm.outputs import RequestOutput, StreamOutput
 from atlas.llm.prompts import Prompt
 from atlas.llm.sampling_params import SamplingParams
 from atlas.llm.scoring import Array, Perplexity, Scored
-from atlas.runtime.progress import WeightsBar
 from atlas.runtime.runner import Runner, RunnerOptions
 from atlas.text.chat_template import ChatTemplate
 from atlas.tokenizer import Tokenizer
@@ -72,8 +71,7 @@ class LLM:
             defaults = SamplingDefaults.of_model(checkpoint.generation_config)
             options_of_runner = RunnerOptions.of(config.engine(path))
             rows = max(config.max_seqs, _LOGIT_ROWS)
-            options_of_runner = dataclasses.replace(options_of_runner, max_logits=rows)
-            runner = Runner.load(checkpoint, options_of_runner, weights_progress=WeightsBar())
+            runner = Runner.load(checkpoint, dataclasses.replace(options_of_runner, max_logits=rows))
         self._template: ChatTemplate | None = None
         self.default_sampling_params = SamplingParams.of_model(defaults)
         self.model = config.model_name

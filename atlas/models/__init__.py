@@ -8,9 +8,15 @@ from typing import Any
 
 from atlas.errors import CheckpointError
 from atlas.models.family import Family, ModelConfig
+from atlas.models.gemma3 import GEMMA3
+from atlas.models.granite import GRANITE
 from atlas.models.llama import LLAMA
+from atlas.models.mistral import MISTRAL
+from atlas.models.phi3 import PHI3
+from atlas.models.qwen import QWEN, QWEN_MOE
+from atlas.ops import OPS
 
-_ALL = (LLAMA,)
+_ALL = (LLAMA, MISTRAL, QWEN, GEMMA3, PHI3, GRANITE, *((QWEN_MOE,) if "moe_route" in OPS else ()))
 
 FAMILIES: dict[str, Family] = {architecture: family for family in _ALL for architecture in family.architectures}
 

@@ -1,4 +1,4 @@
-"""The generic decoder: embedding, layers of attention and a gated MLP, head.
+"""The generic decoder: embedding, layers of attention and a gated MLP or experts, head.
 
 Families call `record` with a `ModelConfig`; what differs between them is data, not code.
 """
@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from atlas.models import sampling
 from atlas.models.family import FormatOf, ModelConfig
-from atlas.ops.gated_activation import SILU
+from atlas.ops.gated_activation import GELU_ERF, GELU_TANH, SILU
 from atlas.runtime.program import Recorder, StepPrograms
 from atlas.targets.formats import INTEGER_FORMATS
+from atlas.targets.layers import Layer
 from atlas.targets.quant import Recipe, plain_format
 from atlas.targets.shape import KV_BLOCK_SIZE, Shape
 
 _ROWS = {"rows": "n_rows"}
+
+_ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH, "gelu": GELU_ERF}
+"""Shape.hidden_act -> the constant of the ops."""
 
 
 class _Decoder:
@@ -22,36 +26,52 @@ class _Decoder:
     def __init__(self, config: ModelConfig, recipe: Recipe, format_of: FormatOf) -> None:
         self.config, self.recipe, self.shape = config, recipe, config.shape
         self.format_of = format_of
+        self.activation = _ACTIVATIONS[config.shape.hidden_act]
         self.r = Recorder()
 
     def weight(self, name: str, role: str, *shape: int) -> str:
         """A weight buffer in the format that its role, or the checkpoint's tensor, gives it."""
         return self.r.buffer(name, self.format_of(name, role), shape, "weight")
 
+    def vector(self, name: str, *shape: int) -> str:
+        """A norm, a bias or frequencies: small, always f32."""
+        return self.weight(name, self.recipe.norms, *shape)
+
     def workspace(self, name: str, dtype: str, *shape: str | int) -> str:
         return self.r.buffer(name, dtype, shape, "workspace")
 
-    def rms_norm(self, name: str, x: str, weight: str, dim: str = "n_rows") -> str:
+    def rms_norm(self, name: str, x: str, out: str, dtype: str, dim: str = "n_rows") -> str:
         hidden = self.shape.hidden_size
-        out = self.workspace("normed" if dim == "n_rows" else "logits_normed", self.recipe.activations, dim, hidden)
         self.r.launch(
             "rms_norm",
             name,
-            {"x": x, "weight": self.weight(weight, self.recipe.norms, hidden), "out": out},
+            {
+                "x": x,
+                "weight": self.vector(f"{name}.weight", hidden),
+                "out": self.workspace(out, dtype, dim, hidden),
+            },
             {"rows": dim},
             {"hidden": hidden, "eps": self.shape.rms_norm_eps},
         )
         return out
 
-    def linear(self, name: str, x: str, weight: str, out: str, n: int, k: int, dim: str = "n_rows") -> str:
+    def linear(self, name: str, x: str, weight: str, out: str, n: int, k: int, *, bias: bool = False) -> str:
+        """Record a linear over a declared weight. A bias is the buffer `name`.bias. `out` has x's rows."""
+        operands = {"x": x, "weight": weight, "out": out}
+        if bias:
+            operands["bias"] = self.vector(f"{name}.bias", n)
         integer = self.recipe.integer_activations and self.r.buffers[weight].dtype in INTEGER_FORMATS
-        op = "linear_a8" if integer else "linear"
-        self.r.launch(op, name, {"x": x, "weight": weight, "out": out}, {"rows": dim}, {"n": n, "k": k})
+        op, rows = "linear_a8" if integer else "linear", str(self.r.buffers[x].shape[0])
+        self.r.launch(op, name, operands, {"rows": rows}, {"n": n, "k": k})
         return out
 
-    def embedding(self) -> str:
+    def projection(self, name: str, x: str, out: str, n: int, k: int, *, bias: bool = False) -> str:
+        """A linear of the layers, with a weight of its own."""
+        weight = self.weight(f"{name}.weight", self.recipe.projections, n, k)
+        return self.linear(name, x, weight, self.workspace(out, self.recipe.products, "n_rows", n), n, k, bias=bias)
+
+    def embedding(self) -> None:
         vocab, hidden = self.shape.vocab_size, self.shape.hidden_size
-        residual = self.workspace("residual", self.recipe.residual, "n_rows", hidden)
         self.r.launch(
             "embedding",
             "embedding",
@@ -61,29 +81,29 @@ class _Decoder:
                 "seq_slot": "step.seq_slot",
                 "last_token": self.r.buffer("last_token", "i32", ("n_slots",), "state"),
                 "table": self.weight("embedding.weight", self.recipe.embedding, vocab, hidden),
-                "out": residual,
+                "out": self.workspace("residual", self.recipe.residual, "n_rows", hidden),
             },
             {"rows": "n_rows", "seqs": "n_seqs", "slots": "n_slots"},
-            {"vocab": vocab, "hidden": hidden, "scale": 1.0},
+            {"vocab": vocab, "hidden": hidden, "scale": self.shape.embedding_scale},
         )
-        return residual
 
-    def residual_add(self, name: str, x: str) -> None:
-        constants = {"hidden": self.shape.hidden_size, "scale": 1.0}
-        self.r.launch("residual_add", name, {"x": x, "residual": "residual"}, _ROWS, constants)
+    def residual_add(self, layer: str, block: str, x: str) -> None:
+        """Add a block's output to the residual stream, through a norm of its own where the family has one."""
+        if self.shape.post_norms:
+            x = self.rms_norm(f"{layer}.post_{block}_norm", x, "post_normed", self.recipe.products)
+        self.r.launch(
+            "residual_add",
+            f"{layer}.{block}_residual",
+            {"x": x, "residual": "residual"},
+            _ROWS,
+            {"hidden": self.shape.hidden_size, "scale": self.shape.residual_scale},
+        )
 
-    def attention(self, layer: str) -> None:
+    def attention(self, layer: str, what: Layer) -> None:
         s, act = self.shape, self.recipe.attention
         q_size, qkv_size = s.n_heads * s.head_dim, (s.n_heads + 2 * s.n_kv_heads) * s.head_dim
-        normed = self.rms_norm(f"{layer}.attention_norm", "residual", f"{layer}.attention_norm.weight")
-        qkv = self.linear(
-            f"{layer}.qkv",
-            normed,
-            self.weight(f"{layer}.qkv.weight", self.recipe.projections, qkv_size, s.hidden_size),
-            self.workspace("qkv", self.recipe.products, "n_rows", qkv_size),
-            qkv_size,
-            s.hidden_size,
-        )
+        normed = self.rms_norm(f"{layer}.attention_norm", "residual", "normed", self.recipe.activations)
+        qkv = self.projection(f"{layer}.qkv", normed, "qkv", qkv_size, s.hidden_size, bias=s.qkv_bias)
         cache_shape = ("n_blocks", s.n_kv_heads, KV_BLOCK_SIZE, s.head_dim)
         where = {
             "row_position": "step.row_position",
@@ -95,13 +115,26 @@ class _Decoder:
         dims = {"rows": "n_rows", "seqs": "n_seqs", "max_blocks": "max_blocks", "blocks": "n_blocks"}
         heads = {"n_heads": s.n_heads, "n_kv_heads": s.n_kv_heads, "head_dim": s.head_dim}
         q = self.workspace("q", act, "n_rows", q_size)
-        inv_freq = self.weight("rope.inv_freq", "f32", 1, s.head_dim // 2)
+        rotary_dim = s.rotary_dim or s.head_dim
+        turned = {
+            "qkv": qkv,
+            "inv_freq": self.vector(f"rope.{what.kind}.inv_freq", s.rope_sets, rotary_dim // 2),
+            "seq_rope": "step.seq_rope",
+        }
+        if s.qk_norm:
+            turned |= {f"{p}_norm": self.vector(f"{layer}.{p}_norm.weight", s.head_dim) for p in "qk"}
         self.r.launch(
             "rope_kv_append",
             f"{layer}.rope",
-            {"qkv": qkv, "inv_freq": inv_freq, "seq_rope": "step.seq_rope", "q_out": q, **where},
+            {**turned, "q_out": q, **where},
             dims,
-            {**heads, "rotary_dim": s.head_dim, "rope_sets": 1, "eps": s.rms_norm_eps, "rope_scale": 1.0},
+            {
+                **heads,
+                "rotary_dim": rotary_dim,
+                "rope_sets": s.rope_sets,
+                "eps": s.rms_norm_eps,
+                "rope_scale": self.config.ropes[what.kind].scale,
+            },
         )
         attended = self.workspace("attended", act, "n_rows", q_size)
         self.r.launch(
@@ -109,46 +142,65 @@ class _Decoder:
             f"{layer}.attention",
             {"q": q, "out": attended, **where},
             dims,
-            {**heads, "window": 0, "scale": s.head_dim**-0.5},
+            {**heads, "window": what.window, "scale": s.attention_scale or s.head_dim**-0.5},
         )
-        projected = self.linear(
-            f"{layer}.o",
-            attended,
-            self.weight(f"{layer}.o.weight", self.recipe.projections, s.hidden_size, q_size),
-            self.workspace("projected", self.recipe.products, "n_rows", s.hidden_size),
-            s.hidden_size,
-            q_size,
-        )
-        self.residual_add(f"{layer}.attention_residual", projected)
+        projected = self.projection(f"{layer}.o", attended, "projected", s.hidden_size, q_size, bias=s.o_bias)
+        self.residual_add(layer, "attention", projected)
 
     def mlp(self, layer: str) -> None:
-        s, act = self.shape, self.recipe.activations
-        normed = self.rms_norm(f"{layer}.mlp_norm", "residual", f"{layer}.mlp_norm.weight")
-        gate_up = self.linear(
-            f"{layer}.gate_up",
-            normed,
-            self.weight(f"{layer}.gate_up.weight", self.recipe.projections, 2 * s.intermediate_size, s.hidden_size),
-            self.workspace("gate_up", self.recipe.products, "n_rows", 2 * s.intermediate_size),
-            2 * s.intermediate_size,
-            s.hidden_size,
-        )
-        gated = self.workspace("gated", act, "n_rows", s.intermediate_size)
+        s, inner = self.shape, self.shape.intermediate_size
+        normed = self.rms_norm(f"{layer}.mlp_norm", "residual", "normed", self.recipe.activations)
+        gate_up = self.projection(f"{layer}.gate_up", normed, "gate_up", 2 * inner, s.hidden_size, bias=s.mlp_bias)
+        gated = self.workspace("gated", self.recipe.activations, "n_rows", inner)
         self.r.launch(
             "gated_activation",
             f"{layer}.activation",
             {"gate_up": gate_up, "out": gated},
             _ROWS,
-            {"intermediate": s.intermediate_size, "activation": SILU},
+            {"intermediate": inner, "activation": self.activation},
         )
-        projected = self.linear(
-            f"{layer}.down",
-            gated,
-            self.weight(f"{layer}.down.weight", self.recipe.projections, s.hidden_size, s.intermediate_size),
-            self.workspace("projected", self.recipe.products, "n_rows", s.hidden_size),
-            s.hidden_size,
-            s.intermediate_size,
+        projected = self.projection(f"{layer}.down", gated, "projected", s.hidden_size, inner, bias=s.mlp_bias)
+        self.residual_add(layer, "mlp", projected)
+
+    def experts(self, layer: str) -> None:
+        """A router and the experts that it chooses for each row, in the place of the MLP."""
+        s, top_k, inner = self.shape, self.shape.experts_per_token, self.shape.moe_intermediate_size
+        normed = self.rms_norm(f"{layer}.mlp_norm", "residual", "normed", self.recipe.activations)
+        router = self.weight(f"{layer}.router.weight", self.recipe.router, s.n_experts, s.hidden_size)
+        logits = self.workspace("router_logits", self.recipe.products, "n_rows", s.n_experts)
+        self.linear(f"{layer}.router", normed, router, logits, s.n_experts, s.hidden_size)
+        routed = {
+            "expert_id": self.workspace("expert_id", "i32", "n_rows", top_k),
+            "expert_weight": self.workspace("expert_weight", "f32", "n_rows", top_k),
+        }
+        self.r.launch(
+            "moe_route",
+            f"{layer}.route",
+            {"logits": logits, **routed},
+            _ROWS,
+            {"n_experts": s.n_experts, "top_k": top_k, "normalise": int(s.norm_topk_prob)},
         )
-        self.residual_add(f"{layer}.mlp_residual", projected)
+        gate_up, down = s.n_experts * 2 * inner, s.n_experts * s.hidden_size
+        self.r.launch(
+            "moe_mlp",
+            f"{layer}.experts",
+            {
+                "x": normed,
+                "gate_up": self.weight(f"{layer}.experts.gate_up.weight", self.recipe.experts, gate_up, s.hidden_size),
+                "down": self.weight(f"{layer}.experts.down.weight", self.recipe.experts, down, inner),
+                **routed,
+                "out": self.workspace("projected", self.recipe.products, "n_rows", s.hidden_size),
+            },
+            _ROWS,
+            {
+                "n_experts": s.n_experts,
+                "top_k": top_k,
+                "hidden": s.hidden_size,
+                "intermediate": inner,
+                "activation": self.activation,
+            },
+        )
+        self.residual_add(layer, "mlp", "projected")
 
     def head(self) -> None:
         """Only rows whose logits are wanted pass the final norm and the head."""
@@ -161,13 +213,12 @@ class _Decoder:
             {"rows": "n_rows", "logits": "n_logits"},
             {"hidden": s.hidden_size},
         )
-        normed = self.rms_norm("final_norm", selected, "final_norm.weight", "n_logits")
-        if self.config.tied:
-            weight = "embedding.weight"
-        else:
+        normed = self.rms_norm("final_norm", selected, "logits_normed", self.recipe.activations, "n_logits")
+        weight = "embedding.weight"
+        if not self.config.tied:
             weight = self.weight("lm_head.weight", self.recipe.lm_head, s.vocab_size, s.hidden_size)
         logits = self.workspace("logits", self.recipe.logits, "n_logits", s.vocab_size)
-        self.linear("lm_head", normed, weight, logits, s.vocab_size, s.hidden_size, "n_logits")
+        self.linear("lm_head", normed, weight, logits, s.vocab_size, s.hidden_size)
 
 
 def kv_bytes_per_block(shape: Shape, n_layers: int, dtype_bytes: int) -> int:
@@ -182,9 +233,12 @@ def record(
     decoder = _Decoder(config, recipe, format_of)
     decoder.r.begin("forward")
     decoder.embedding()
-    for index in range(config.n_layers):
-        decoder.attention(f"layers.{index}")
-        decoder.mlp(f"layers.{index}")
+    for index, layer in enumerate(config.layers):
+        decoder.attention(f"layers.{index}", layer)
+        if layer.sparse:
+            decoder.experts(f"layers.{index}")
+        else:
+            decoder.mlp(f"layers.{index}")
     decoder.head()
     sampling.record(decoder.r, config.shape.vocab_size)
     return decoder.r.finish()

@@ -189,7 +189,7 @@ def _sets(checkpoint: Checkpoint, selection: Selection) -> list[_Set]:
     family = family_of(checkpoint.config)
     config = family.configure(checkpoint.config, Shard())
     launches = family.record(config, recipe("f32")).forward.launches
-    sources = family.weights(config)
+    sources = family.weights(config, checkpoint.tensors)
     producer: dict[str, Launch] = {}
     users: dict[tuple[str, str], list[Launch]] = {}
     origin: dict[tuple[str, str], Launch] = {}

@@ -55,7 +55,7 @@ def collect(checkpoint: Checkpoint, text: str, tokens: int, progress: Progress) 
     context = min(CONTEXT, runner.max_context)
     keep = np.zeros(len(ids), bool)
     keep[np.linspace(0, len(ids) - 1, min(SAMPLES, len(ids))).astype(int)] = True
-    sources = family_of(checkpoint.config).weights(runner.config)
+    sources = family_of(checkpoint.config).weights(runner.config, checkpoint.tensors)
     statistics = {
         launch.name: _Statistics(tuple(sources[weight].tensors))
         for launch in runner.forward_program.launches
@@ -80,7 +80,7 @@ def matrix_of(launch: Launch) -> str | None:
 def sources_of(checkpoint: Checkpoint) -> Mapping[str, WeightSource]:
     """Weight buffer -> where it comes from in the checkpoint."""
     family = family_of(checkpoint.config)
-    return family.weights(family.configure(checkpoint.config, Shard()))
+    return family.weights(family.configure(checkpoint.config, Shard()), checkpoint.tensors)
 
 
 class _Statistics:
@@ -125,6 +125,7 @@ def _fill(runner: Runner, ids: list[int]) -> None:
     block.row_token[:rows] = ids
     block.row_position[:rows] = np.arange(rows)
     block.row_seq[:rows] = block.row_kind[:rows] = block.seq_slot[:1] = 0
+    block.seq_rope[0] = runner.config.rope_set(rows)
     block.block_table[0] = np.arange(runner.limits.max_blocks)
     block.logit_row[0] = rows - 1
     block.logit_slot[0] = block.logit_mask[0] = -1

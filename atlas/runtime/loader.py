@@ -30,12 +30,20 @@ _IGNORABLE = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 """Tensors that old checkpoints carry and that config.json already determines."""
 
 
-def check(checkpoint: Checkpoint, programs: StepPrograms, sources: Mapping[str, WeightSource]) -> None:
+def check(
+    checkpoint: Checkpoint,
+    programs: StepPrograms,
+    sources: Mapping[str, WeightSource],
+    other_parts: tuple[str, ...] = (),
+) -> None:
     """Hold every weight buffer against the checkpoint's headers, before memory is taken.
+
+    Args:
+        other_parts: prefixes of tensors that belong to parts of the model that are not served.
 
     Raises:
         CheckpointError: a tensor is missing, has another shape than config.json implies, or is a bias
-            that nothing would apply (one that is all zeros is nothing to apply).
+            that nothing would apply (one that is all zeros is nothing to apply), or a norm.
     """
     used = set()
     for name, source in sources.items():
@@ -54,13 +62,17 @@ def check(checkpoint: Checkpoint, programs: StepPrograms, sources: Mapping[str, 
                     info.file, f"tensor {tensor} has shape {list(info.shape)}", f"{expected}, as config.json says"
                 )
     for tensor in sorted(set(checkpoint.tensors) - used):
-        if tensor.endswith(_IGNORABLE) or tensor == "lm_head.weight":
+        if tensor.endswith((*_IGNORABLE, "lm_head.weight")) or tensor.startswith(other_parts):
             continue
-        if tensor.endswith(".bias"):
-            if not checkpoint.read(tensor).any():
-                continue  # as GPTQ tools write for every module
+        kind = "bias" if tensor.endswith(".bias") else "norm" if tensor.endswith("norm.weight") else ""
+        if kind == "bias" and not checkpoint.read(tensor).any():
+            continue  # as GPTQ tools write for every module
+        if kind:
             raise CheckpointError(
-                checkpoint.tensors[tensor].file, f"tensor {tensor} is a bias that this model family would not apply"
+                checkpoint.tensors[tensor].file,
+                f"tensor {tensor} is a {kind} that would not be applied",
+                "tensors that config.json announces",
+                "check config.json (attention_bias, mlp_bias, architectures)",
             )
         _log.warning("%s: tensor %s is not used by this model", checkpoint.tensors[tensor].file, tensor)
 
@@ -133,6 +145,8 @@ def _assemble(
     row = 0
     for tensor, taken in parts:
         part = checkpoint.read(tensor, taken)
+        if (source.add, source.multiply) != (0.0, 1.0):
+            part = (part.astype(np.float32) + np.float32(source.add)) * np.float32(source.multiply)
         result[row : row + len(part)] = part  # rounds to nearest even where it narrows
         row += len(part)
     return result

@@ -153,8 +153,10 @@ class Recorder:
             BuildError: an operand, dim or constant is missing, unknown, or of another shape or dtype
                 than the contract says.
         """
-        contract = OPS[op]
         where = f"launch {name} of op {op}"
+        if op not in OPS:
+            raise BuildError(where, "there is no such op", ", ".join(OPS))
+        contract = OPS[op]
         present = [operand for operand in contract.operands if operand.name in operands or not operand.optional]
         for what, given, expected in (
             ("operands", operands, [operand.name for operand in present]),

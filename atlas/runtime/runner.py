@@ -159,9 +159,9 @@ class Runner:
         backend, choice, kernels = _open_backend(config.shape, options, str(checkpoint.path), natural)
         _log.debug("kernel set %s on %s (%s)", choice.name, backend.describe(), choice.reason)
         roles = _recipe(choice, options.kv_dtype)
-        sources = family.weights(config)
+        sources = family.weights(config, checkpoint.tensors)
         programs = family.record(config, roles, weight_formats.chooser(checkpoint, sources))
-        loader.check(checkpoint, programs, sources)
+        loader.check(checkpoint, programs, sources, family.other_parts)
 
         stage("memory")
         block_bytes = kv_bytes_per_block(config.shape, config.n_layers, DTYPE_BYTES[roles.kv])

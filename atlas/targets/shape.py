@@ -10,21 +10,23 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from atlas.errors import CheckpointError
+from atlas.targets.fields import architecture, config_field, text_config
+from atlas.targets.layers import has_experts, layers
+from atlas.targets.rope import rope, rotary_dim
 
 KV_BLOCK_SIZE = 16
 """Tokens in one KV block (formats.md)."""
 
-_MAX_DIMENSION = 1 << 24
-
 _MAX_HEAD_DIM = 1024
 """Kernels keep a head in registers, and published models end at 576; a wild value keeps a compiler busy for ever."""
 
-_QK_NORM = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+_GRANITE = ("GraniteForCausalLM",)
+_GEMMA3 = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+_QK_NORM = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", *_GEMMA3)
 _QK_NORM_AND_GATE = (
     "Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM",
@@ -32,7 +34,17 @@ _QK_NORM_AND_GATE = (
     "Qwen3_5MoeForCausalLM",
     "Qwen3_5MoeForConditionalGeneration",
 )
+_QKV_BIAS = ("Qwen2ForCausalLM",)
 """Architectures whose attention differs in a way that their config.json leaves to the model's code."""
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu": "gelu",
+}
+"""config.json's name of the MLP's activation -> Shape.hidden_act: silu, gelu_tanh (the approximation) or gelu (erf)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +76,14 @@ class Shape:
     n_experts: routed experts of the model, the router's width.  n_local_experts: those on this shard.
     shared_expert_size: intermediate size of the expert that every token passes.
     linear_*, n_linear_*, conv_kernel: gated delta net layers.
+    norm_topk_prob: the weights of a token's experts are scaled to sum to 1.
+    qkv_bias, o_bias, mlp_bias: which linears add a bias.
+    post_norms: attention's and the MLP's outputs pass an RMS norm of their own before they are added.
+    windows: sizes of attention window that occur, ascending, 0 for layers that see everything; empty means only those.
+    attention_scale: of the scores; 0 means head_dim ** -0.5.
+    embedding_scale, residual_scale: of token embeddings, and of what each block adds to the residual stream.
+    rope_sets: frequency lists between which a sequence's length chooses.
+    rope_scales: of cos and sin, those that occur, ascending; empty means 1.
     """
 
     hidden_size: int
@@ -87,6 +107,17 @@ class Shape:
     linear_key_head_dim: int = 0
     linear_value_head_dim: int = 0
     conv_kernel: int = 0
+    norm_topk_prob: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    post_norms: bool = False
+    windows: tuple[int, ...] = ()
+    attention_scale: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    rope_sets: int = 1
+    rope_scales: tuple[float, ...] = ()
 
     def hash(self) -> str:
         """First 16 hex digits of the SHA-256 of the sorted fields: the key of kernel sets."""
@@ -96,44 +127,6 @@ class Shape:
             if getattr(self, field.name) != field.default
         }
         return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def config_field(config: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
-    """One field of config.json, checked. A null counts as absent.
-
-    Raises:
-        CheckpointError: absent without a default, of another type, or out of any sane range.
-    """
-    value = config.get(name)
-    if value is None:
-        if default is None:
-            raise CheckpointError("config.json", f"required field {name!r} is missing", kind.__name__)
-        return default
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-        raise CheckpointError("config.json", f"{name} is {value!r}", f"a value of type {kind.__name__}")
-    if isinstance(value, float) and not 0.0 < value < math.inf:
-        raise CheckpointError("config.json", f"{name} is {value}", "a finite number above 0")
-    if isinstance(value, int) and kind is int and not 0 < value <= _MAX_DIMENSION:
-        raise CheckpointError("config.json", f"{name} is {value}", f"an integer in 1..{_MAX_DIMENSION}")
-    return value
-
-
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's fields: `config` itself, or its `text_config` where a multimodal model nests them.
-
-    `architectures` stays the outer one, which names the family; what the nested part leaves out or sets
-    to null (`tie_word_embeddings`) comes from outside.
-    """
-    nested = config.get("text_config")
-    if nested is None:
-        return config
-    if not isinstance(nested, Mapping):
-        raise CheckpointError("config.json", f"text_config is {nested!r}", "an object")
-    merged = {key: value for key, value in config.items() if key != "text_config"}
-    merged |= {key: value for key, value in nested.items() if value is not None}
-    return merged | {"architectures": config.get("architectures") or nested.get("architectures")}
 
 
 def shape(config: Mapping[str, Any], shard: Shard = Shard()) -> Shape:
@@ -156,12 +149,9 @@ def shape(config: Mapping[str, Any], shard: Shard = Shard()) -> Shape:
     head_dim = config_field(config, "head_dim", int, hidden_size // n_heads)
     if head_dim > _MAX_HEAD_DIM:
         raise CheckpointError("config.json", f"head_dim is {head_dim}", f"at most {_MAX_HEAD_DIM}")
-    hidden_act = config_field(config, "hidden_act", str, "silu")
-    if hidden_act != "silu":
-        raise CheckpointError("config.json", f"hidden_act is {hidden_act!r}", "'silu'")
     if not 0 <= shard.tp_rank < shard.tp_size:
         raise CheckpointError("shard", f"tp_rank {shard.tp_rank} of tp_size {shard.tp_size}", "0 <= tp_rank < tp_size")
-    architecture = (config.get("architectures") or [""])[0]
+    family = architecture(config)
     return Shape(
         hidden_size=hidden_size,
         intermediate_size=_dense_intermediate_size(config, shard),
@@ -171,13 +161,71 @@ def shape(config: Mapping[str, Any], shard: Shard = Shard()) -> Shape:
         vocab_size=_part("vocab_size", config_field(config, "vocab_size", int), shard),
         # GGUF stores 1e-5 as the nearest fp32, JSON as the nearest fp64: one shape, one hash.
         rms_norm_eps=float(f"{config_field(config, 'rms_norm_eps', float, 1e-6):.6g}"),
-        hidden_act=hidden_act,
-        qk_norm=architecture in _QK_NORM + _QK_NORM_AND_GATE,
-        attention_gate=config_field(config, "attn_output_gate", bool, architecture in _QK_NORM_AND_GATE),
-        rotary_dim=_rotary_dim(config, head_dim),
+        hidden_act=_activation(config),
+        qk_norm=family in _QK_NORM + _QK_NORM_AND_GATE,
+        attention_gate=config_field(config, "attn_output_gate", bool, family in _QK_NORM_AND_GATE),
+        post_norms=family in _GEMMA3,
         **_experts(config, shard),
         **_linear_attention(config, shard),
+        **_biases(config),
+        **_scales(config, hidden_size, head_dim),
+        **_positions(config, head_dim),
     )
+
+
+def _activation(config: Mapping[str, Any]) -> str:
+    """Gemma-3 calls the field hidden_activation, because files of its forerunners had a wrong hidden_act."""
+    name = "hidden_activation" if architecture(config) in _GEMMA3 else "hidden_act"
+    stated = config_field(config, name, str, "silu")
+    if stated not in ACTIVATIONS:
+        raise CheckpointError("config.json", f"{name} is {stated!r}", ", ".join(ACTIVATIONS))
+    return ACTIVATIONS[stated]
+
+
+def _biases(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`attention_bias` covers q, k, v and the output; `qkv_bias` all but the output."""
+    whole = config_field(config, "attention_bias", bool, False)
+    if architecture(config) in _QKV_BIAS:
+        return {"qkv_bias": True, "mlp_bias": config_field(config, "mlp_bias", bool, False)}
+    return {
+        "qkv_bias": whole or config_field(config, "qkv_bias", bool, False),
+        "o_bias": whole,
+        "mlp_bias": config_field(config, "mlp_bias", bool, False),
+    }
+
+
+def _scales(config: Mapping[str, Any], hidden_size: int, head_dim: int) -> dict[str, Any]:
+    """Gemma scales embeddings by the root of their size; Granite states every factor."""
+    if architecture(config) in _GEMMA3:
+        scale = config_field(config, "query_pre_attn_scalar", float) ** -0.5
+        found = {"attention_scale": scale, "embedding_scale": hidden_size**0.5}
+    elif architecture(config) in _GRANITE:
+        found = {
+            "attention_scale": config_field(config, "attention_multiplier", float, 1.0),
+            "embedding_scale": config_field(config, "embedding_multiplier", float, 1.0),
+            "residual_scale": config_field(config, "residual_multiplier", float, 1.0),
+        }
+    else:
+        return {}
+    return found | ({"attention_scale": 0.0} if found["attention_scale"] == head_dim**-0.5 else {})
+
+
+def _positions(config: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+    """Windows and RoPE of the kinds of layer that there are. Kinds without positions (a delta net) have none."""
+    found = {layer.kind: layer.window for layer in layers(config)}
+    turned = {rotary_dim(config, head_dim, kind) for kind in found}
+    if len(turned) > 1:
+        raise CheckpointError(
+            "config.json", f"layers turn {sorted(turned)} elements of a head", "one partial_rotary_factor for all"
+        )
+    ropes = [rope(config, head_dim, kind) for kind in found]
+    windows, scales = sorted(set(found.values())), sorted({each.scale for each in ropes})
+    return {
+        "rotary_dim": 0 if turned == {head_dim} else turned.pop(),
+        "windows": () if windows == [0] else tuple(windows),
+        "rope_sets": max(len(each.inv_freq) for each in ropes),
+        "rope_scales": () if scales == [1.0] else tuple(scales),
+    }
 
 
 def _part(name: str, value: int, shard: Shard) -> int:
@@ -192,22 +240,16 @@ def _multiple(name: str, value: int, of_name: str, of: int) -> None:
         raise CheckpointError("config.json", f"{name} {value} is no multiple of {of_name} {of}")
 
 
-def _has_experts(config: Mapping[str, Any]) -> bool:
-    # Dense models of a MoE family state 0 or null.
-    return config.get("num_experts") not in (None, 0)
-
-
 def _dense_intermediate_size(config: Mapping[str, Any], shard: Shard) -> int:
     """0 if every layer has experts: a value that stands there all the same belongs to no layer."""
-    step = config_field(config, "decoder_sparse_step", int, 1)
-    if _has_experts(config) and step == 1 and not config.get("mlp_only_layers"):
+    if all(layer.sparse for layer in layers(config)):
         return 0
     return _part("intermediate_size", config_field(config, "intermediate_size", int), shard)
 
 
-def _experts(config: Mapping[str, Any], shard: Shard) -> dict[str, int]:
+def _experts(config: Mapping[str, Any], shard: Shard) -> dict[str, Any]:
     begin, end = shard.expert_begin, shard.expert_end
-    if not _has_experts(config):
+    if not has_experts(config):
         if begin or end is not None:
             raise CheckpointError("shard", f"experts {begin}..{end} of a model without experts", "no expert range")
         return {}
@@ -218,7 +260,7 @@ def _experts(config: Mapping[str, Any], shard: Shard) -> dict[str, int]:
     per_token = config_field(config, "num_experts_per_tok", int)
     if per_token > total:
         raise CheckpointError("config.json", f"num_experts_per_tok {per_token} exceeds num_experts {total}")
-    found = {
+    found: dict[str, Any] = {
         "n_experts": total,
         "n_local_experts": last - begin,
         "experts_per_token": per_token,
@@ -229,10 +271,11 @@ def _experts(config: Mapping[str, Any], shard: Shard) -> dict[str, int]:
     if config.get("shared_expert_intermediate_size") not in (None, 0):
         name = "shared_expert_intermediate_size"
         found["shared_expert_size"] = _part(name, config_field(config, name, int), shard)
+    found["norm_topk_prob"] = config_field(config, "norm_topk_prob", bool, False)
     return found
 
 
-def _linear_attention(config: Mapping[str, Any], shard: Shard) -> dict[str, int]:
+def _linear_attention(config: Mapping[str, Any], shard: Shard) -> dict[str, Any]:
     kinds = config.get("layer_types")
     if config.get("linear_num_value_heads") is None or (kinds is not None and "linear_attention" not in kinds):
         return {}
@@ -245,18 +288,3 @@ def _linear_attention(config: Mapping[str, Any], shard: Shard) -> dict[str, int]
         "linear_value_head_dim": config_field(config, "linear_value_head_dim", int),
         "conv_kernel": config_field(config, "linear_conv_kernel_dim", int),
     }
-
-
-def _rotary_dim(config: Mapping[str, Any], head_dim: int) -> int:
-    """Elements of a head that RoPE turns, 0 for all. Newer files state the factor in `rope_parameters`."""
-    rope = config.get("rope_parameters")
-    source = rope if isinstance(rope, Mapping) and rope.get("partial_rotary_factor") is not None else config
-    factor = config_field(source, "partial_rotary_factor", float, 1.0)
-    turned = round(head_dim * factor)
-    if not 0.0 < factor <= 1.0 or turned != head_dim * factor or (factor < 1.0 and turned % 2):
-        raise CheckpointError(
-            "config.json",
-            f"partial_rotary_factor is {factor} of head_dim {head_dim}",
-            "a fraction in (0, 1] that gives an even number of elements",
-        )
-    return 0 if turned == head_dim else turned

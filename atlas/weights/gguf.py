@@ -18,15 +18,13 @@ from atlas.errors import CheckpointError
 from atlas.weights import gguf_blocks
 from atlas.weights.checkpoint import Checkpoint, TensorInfo, TokenizerFiles
 from atlas.weights.gguf_config import (
-    ROPE_FACTORS,
+    add_rope_factors,
     check_architecture,
     config_from_metadata,
     generation_config_from_metadata,
-    hf_name,
-    llama3_scaling,
-    unpermute_rows,
 )
 from atlas.weights.gguf_header import GgufHeader, GgufTensor, read_header, split_parts
+from atlas.weights.gguf_names import ARCHITECTURES, ROPE_FACTORS, hf_names, unpermute_rows
 from atlas.weights.quantized import QuantizedArray
 from atlas.weights.safetensors import SAMPLE_BYTES, sample_offsets
 
@@ -34,6 +32,8 @@ log = logging.getLogger(__name__)
 
 # Part of every cached file's path or contents: raise it when what they hold changes.
 CACHE_FORMAT = 1
+# Far above any model's; a header that says more is not one.
+MAX_EXPERTS = 1 << 14
 # Vocabulary arrays are only needed to build the tokenizer, once; the index keeps their length.
 MAX_INDEXED_ARRAY = 256
 
@@ -84,35 +84,43 @@ class GgufCheckpoint(Checkpoint):
         memo = self._memo()
         self._digest, index = self._cached_index(memo) or self._build_index(memo)
         self._index = index
-        self._names: dict[str, str] = {}
+        self._names: dict[str, tuple[str, int | None]] = {}
+        """Hugging Face's name -> the file's, and the index into it where it is a stack of experts."""
         self.tensors = {}
         file = str(self.path)
-        check_architecture(index.metadata, file)
+        architecture = check_architecture(index.metadata, file)
+        self._architecture = ARCHITECTURES[architecture]
         for name, tensor in index.tensors.items():
-            if name == ROPE_FACTORS:
+            if name in ROPE_FACTORS:
                 continue
-            hugging_face = hf_name(name)
-            if hugging_face is None:
-                raise CheckpointError(file, f"tensor {name} is not known for this architecture", "Llama's tensors")
-            self._names[hugging_face] = name
-            self.tensors[hugging_face] = TensorInfo(
-                hugging_face,
-                tensor.shape,
-                tensor.type,
-                self._parts[tensor.part].name,
-                gguf_blocks.SCHEMES.get(tensor.type) if len(tensor.shape) == 2 else None,
-            )
+            stacked = name.endswith("_exps.weight")
+            if stacked and (len(tensor.shape) != 3 or tensor.shape[0] > MAX_EXPERTS):
+                raise CheckpointError(
+                    file, f"tensor {name} has shape {list(tensor.shape)}", f"at most {MAX_EXPERTS} matrices"
+                )
+            names = hf_names(architecture, name, tensor.shape[0])
+            if not names:
+                raise CheckpointError(
+                    file, f"tensor {name} is not known for this architecture", f"the tensors of {architecture}"
+                )
+            shape = tensor.shape[1:] if stacked else tensor.shape
+            scheme = gguf_blocks.SCHEMES.get(tensor.type) if len(shape) == 2 else None
+            for expert, hugging_face in enumerate(names):
+                self._names[hugging_face] = name, expert if stacked else None
+                self.tensors[hugging_face] = TensorInfo(
+                    hugging_face, shape, tensor.type, self._parts[tensor.part].name, scheme
+                )
         embedding = index.tensors.get("token_embd.weight")
         rows = embedding.shape[0] if embedding else index.array_lengths.get("tokenizer.ggml.tokens")
         self.config = config_from_metadata(index.metadata, index.tensors.keys(), rows, file)
-        if ROPE_FACTORS in index.tensors:
-            self.config["rope_scaling"] = llama3_scaling(self._rope_factors(), self.config, file)
+        if factors := {kind: self._rope_factors(name) for name, kind in ROPE_FACTORS.items() if name in index.tensors}:
+            add_rope_factors(self.config, factors, index.metadata, file)
         self.generation_config = generation_config_from_metadata(index.metadata)
 
-    def _rope_factors(self) -> npt.NDArray[np.float32]:
-        tensor = self._index.tensors[ROPE_FACTORS]
+    def _rope_factors(self, name: str) -> npt.NDArray[np.float32]:
+        tensor = self._index.tensors[name]
         if tensor.type != "F32":
-            raise CheckpointError(str(self.path), f"tensor {ROPE_FACTORS} has type {tensor.type}", "F32")
+            raise CheckpointError(str(self.path), f"tensor {name} has type {tensor.type}", "F32")
         return self._bytes(tensor).view(np.float32)
 
     # ---- the index and its cache ---------------------------------------------------------------
@@ -195,8 +203,11 @@ class GgufCheckpoint(Checkpoint):
     def read(self, name: str, rows: slice | None = None) -> npt.NDArray[Any]:
         raw, tensor = self._rows(name, rows)
         if tensor.type in _FLOATS:
-            return raw.view(_FLOATS[tensor.type]).reshape(len(raw), *tensor.shape[1:])
-        return self._dequantize(name, raw, tensor).reshape(len(raw), *tensor.shape[1:])
+            values = raw.view(_FLOATS[tensor.type]).reshape(len(raw), *self.info(name).shape[1:])
+            if self._architecture.norm_offset and name.endswith("norm.weight"):
+                return values.astype(np.float32) - np.float32(self._architecture.norm_offset)
+            return values
+        return self._dequantize(name, raw, tensor).reshape(len(raw), *self.info(name).shape[1:])
 
     def read_quantized(self, name: str, rows: slice | None = None) -> QuantizedArray:
         info = self.info(name)
@@ -210,10 +221,13 @@ class GgufCheckpoint(Checkpoint):
     def _rows(self, name: str, rows: slice | None) -> tuple[npt.NDArray[np.uint8], GgufTensor]:
         """Stored bytes of rows in Hugging Face's order, uint8 [rows, bytes per row]; a view where it is the file's."""
         begin, end = self.span(name, rows)
-        tensor = self._index.tensors[self._names[name]]
-        data = self._bytes(tensor).reshape(tensor.shape[0], -1)
+        stored, expert = self._names[name]
+        tensor = self._index.tensors[stored]
+        data = self._bytes(tensor).reshape(*tensor.shape[: 1 if expert is None else 2], -1)
+        if expert is not None:
+            data = data[expert]
         module = name.rsplit(".", 2)[-2]
-        if module not in ("q_proj", "k_proj"):
+        if module not in ("q_proj", "k_proj") or not self._architecture.permuted:
             return data[begin:end], tensor
         field = "num_attention_heads" if module == "q_proj" else "num_key_value_heads"
         if tensor.shape[0] % (2 * self.config[field]):

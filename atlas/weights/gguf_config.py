@@ -1,10 +1,9 @@
-"""GGUF metadata and tensor names in Hugging Face's spelling."""
+"""GGUF metadata in the spelling of Hugging Face's config.json."""
 
 from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -12,31 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from atlas.errors import CheckpointError
+from atlas.targets.layers import MAX_LAYERS
+from atlas.weights.gguf_names import ARCHITECTURES
 
 log = logging.getLogger(__name__)
-
-ARCHITECTURES = ("llama",)
-
-_GLOBAL_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_LAYER_TENSOR = re.compile(r"^blk\.(\d+)\.(\w+)\.(weight|bias)$")
-
-# Carries Llama 3's frequency factors, which belong to the configuration (see llama3_scaling).
-ROPE_FACTORS = "rope_freqs.weight"
 
 # Fields that say nothing about the arithmetic, or that config_from_metadata reads.
 _READ = {
@@ -55,34 +33,40 @@ _READ = {
     "rope.scaling.type",
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
     "rope.scaling.finetuned",
-    "expert_count",
-    "expert_used_count",
 }
-# Fields that change what the model computes; Llama as built here does not do these.
-_REFUSED = {
-    "attention.sliding_window",
-    "attention.scale",
-    "attention.clamp_kqv",
-    "attention.max_alibi_bias",
-    "attention.layer_norm_epsilon",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "logit_scale",
-    "embedding_scale",
-    "residual_scale",
-    "use_parallel_residual",
-    "tensor_data_layout",
+# Fields that change what the model computes -> the value, beside 0, that changes nothing. Refused where the
+# architecture does not have them.
+_CHANGING: dict[str, Any] = {
+    "attention.sliding_window": None,
+    "attention.scale": None,
+    "attention.clamp_kqv": None,
+    "attention.max_alibi_bias": None,
+    "attention.layer_norm_epsilon": None,
+    "attention.sliding_window_pattern": None,
+    "attention.temperature_length": None,
+    "attention.temperature_scale": None,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "logit_scale": 1.0,
+    "embedding_scale": 1.0,
+    "residual_scale": 1.0,
+    "use_parallel_residual": None,
+    "tensor_data_layout": "reference",
+    "expert_count": None,
+    "expert_shared_count": None,
+    "expert_weights_scale": 1.0,
+    "expert_gating_func": 1,  # softmax
+    "leading_dense_block_count": None,
+    "rope.freq_base_swa": None,
+    "rope.scaling.yarn_ext_factor": None,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_log_multiplier": None,
+    "rope.scaling.alpha": None,
 }
-
-
-def hf_name(name: str) -> str | None:
-    """``blk.3.attn_q.weight`` -> ``model.layers.3.self_attn.q_proj.weight``; None for an unknown tensor."""
-    if match := _LAYER_TENSOR.match(name):
-        layer, stem, kind = match.groups()
-        return f"model.layers.{int(layer)}.{_LAYER_NAMES[stem]}.{kind}" if stem in _LAYER_NAMES else None
-    stem, _, kind = name.rpartition(".")
-    return f"{_GLOBAL_NAMES[stem]}.{kind}" if stem in _GLOBAL_NAMES and kind in ("weight", "bias") else None
 
 
 def check_architecture(metadata: Mapping[str, Any], file: str) -> str:
@@ -117,6 +101,14 @@ class _Fields:
             raise CheckpointError(self.file, f"{self.prefix}{field} is {value!r}", "one integer of at least 1")
         return value
 
+    def has(self, field: str) -> bool:
+        """The field is there and not 0, which llama.cpp takes for absent."""
+        return bool(self.metadata.get(self.prefix + field))
+
+    def window(self) -> int | None:
+        """The sliding window; null where there is none."""
+        return self.integer("attention.sliding_window") if self.has("attention.sliding_window") else None
+
     def number(self, field: str, default: float | None = None) -> float:
         value = self.metadata.get(self.prefix + field, default)
         if value is None:
@@ -143,21 +135,17 @@ def config_from_metadata(
     Raises:
         CheckpointError: a required field is missing or wrong, or one asks for arithmetic not built.
     """
-    architecture = check_architecture(metadata, file)
-    fields = _Fields(metadata, architecture, file)
+    name = check_architecture(metadata, file)
+    architecture, fields = ARCHITECTURES[name], _Fields(metadata, name, file)
     prefix = fields.prefix
-    for key in metadata:
+    for key, value in metadata.items():
         field = key.removeprefix(prefix)
-        if field != key and field in _REFUSED and metadata[key]:
-            raise CheckpointError(file, f"{key} is {metadata[key]!r}", "a Llama model without it")
-        if field != key and field not in _READ | _REFUSED:
+        if field == key or field in architecture.fields:
+            continue
+        if field in _CHANGING and value and value != _CHANGING[field]:
+            raise CheckpointError(file, f"{key} is {value!r}", f"a {name} model without it")
+        if field not in _READ and field not in _CHANGING:
             log.warning("%s: metadata field %s is not known and has no effect", file, key)
-    if metadata.get(prefix + "expert_count"):
-        raise CheckpointError(
-            file,
-            f"{prefix}expert_count is {metadata[prefix + 'expert_count']}",
-            "dense Llama models from GGUF",
-        )
     heads = fields.integer("attention.head_count")
     hidden = fields.integer("embedding_length")
     if hidden % heads and prefix + "attention.key_length" not in metadata:
@@ -167,20 +155,24 @@ def config_from_metadata(
             f"a multiple, or {prefix}attention.key_length",
         )
     head_dim = fields.integer("attention.key_length", hidden // heads)
-    for field in ("attention.value_length", "rope.dimension_count"):
-        if fields.integer(field, head_dim) != head_dim:
+    turned = fields.integer("rope.dimension_count", head_dim)
+    for field, size in (("attention.value_length", fields.integer("attention.value_length", head_dim)),) + (
+        (("rope.dimension_count", turned),) if name != "phi3" else ()
+    ):
+        if size != head_dim:
             raise CheckpointError(
-                file,
-                f"{prefix}{field} is {fields.integer(field)}",
-                f"{head_dim}, the size of a head, for this architecture",
+                file, f"{prefix}{field} is {size}", f"{head_dim}, the size of a head, for this architecture"
             )
-    stems = {name.split(".", 2)[-1] for name in tensor_names if name.startswith("blk.")}
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+    layers = fields.integer("block_count")
+    if layers > MAX_LAYERS:
+        raise CheckpointError(file, f"{prefix}block_count is {layers}", f"at most {MAX_LAYERS}")
+    stems = {tensor.split(".", 2)[-1] for tensor in tensor_names if tensor.startswith("blk.")}
+    config = {
+        "architectures": [architecture.hugging_face],
+        "model_type": architecture.model_type,
         "hidden_size": hidden,
         "intermediate_size": fields.integer("feed_forward_length"),
-        "num_hidden_layers": fields.integer("block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": fields.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -191,60 +183,134 @@ def config_from_metadata(
         "max_position_embeddings": fields.integer("context_length"),
         "vocab_size": fields.integer("vocab_size", vocab_size),
         "tie_word_embeddings": "output.weight" not in tensor_names,
-        "attention_bias": bool(stems & {"attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias"}),
+        "attention_bias": "attn_output.bias" in stems,
+        "qkv_bias": bool(stems & {"attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_qkv.bias"}),
         "mlp_bias": bool(stems & {"ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"}),
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
     }
+    if name in _OWN_FIELDS:
+        config |= _OWN_FIELDS[name](fields, config, tensor_names)
+    return config
+
+
+def _llama(fields: _Fields, config: Mapping[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+    """Mistral is converted as llama; its window tells them apart."""
+    window = fields.window()
+    return (
+        {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window} if window else {}
+    )
+
+
+def _gemma3(fields: _Fields, config: Mapping[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+    """The scale of the scores and the pattern of layers are llama.cpp's, which the converter does not write."""
+    layers, scalar = config["num_hidden_layers"], config["head_dim"]
+    if layers == 62:  # the 27B model
+        scalar = config["hidden_size"] // config["num_attention_heads"]
+    if fields.has("attention.scale"):
+        scalar = fields.number("attention.scale") ** -2
+    pattern = fields.metadata.get(fields.prefix + "attention.sliding_window_pattern", 6)
+    found = {
+        "hidden_act": None,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": fields.window(),
+        "query_pre_attn_scalar": scalar,
+        "rope_local_base_freq": fields.number("rope.freq_base_swa", 10000.0),
+    }
+    if isinstance(pattern, list):
+        return found | {"layer_types": ["sliding_attention" if slides else "full_attention" for slides in pattern]}
+    return found | {"sliding_window_pattern": pattern}
+
+
+def _phi3(fields: _Fields, config: Mapping[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+    return {
+        "sliding_window": fields.window(),
+        "partial_rotary_factor": fields.integer("rope.dimension_count", config["head_dim"]) / config["head_dim"],
+        "original_max_position_embeddings": fields.integer(
+            "rope.scaling.original_context_length", config["max_position_embeddings"]
+        ),
+    }
+
+
+def _granite(fields: _Fields, config: Mapping[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+    """llama.cpp takes a scale of 0, or none, for the plain one."""
+    names = ("embedding_scale", "embedding_multiplier"), ("residual_scale", "residual_multiplier")
+    found = {ours: fields.number(theirs) for theirs, ours in names if fields.has(theirs)}
+    if fields.has("logit_scale"):
+        found["logits_scaling"] = fields.number("logit_scale")
+    scale = fields.number("attention.scale") if fields.has("attention.scale") else config["head_dim"] ** -0.5
+    return found | {"attention_multiplier": scale}
+
+
+def _qwen3moe(fields: _Fields, config: Mapping[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+    return {
+        "num_experts": fields.integer("expert_count"),
+        "num_experts_per_tok": fields.integer("expert_used_count"),
+        "moe_intermediate_size": fields.integer("expert_feed_forward_length", config["intermediate_size"]),
+        "norm_topk_prob": bool(fields.metadata.get(fields.prefix + "expert_weights_norm", True)),
+        "mlp_only_layers": [
+            i for i in range(config["num_hidden_layers"]) if f"blk.{i}.ffn_gate_inp.weight" not in tensors
+        ],
+    }
+
+
+_OWN_FIELDS = {"llama": _llama, "gemma3": _gemma3, "phi3": _phi3, "granite": _granite, "qwen3moe": _qwen3moe}
+"""What an architecture's config.json has beside what all have."""
 
 
 def _rope_scaling(fields: _Fields) -> dict[str, Any] | None:
     kind = fields.metadata.get(fields.prefix + "rope.scaling.type", "none")
-    if kind == "none":
+    stretch = fields.number("rope.scaling.attn_factor", 1.0)
+    if kind in ("none", "longrope"):  # the lists of LongRoPE are tensors: add_rope_factors
         return None
-    if kind == "linear":
+    if kind == "linear" and stretch == 1.0:
         return {"rope_type": "linear", "factor": fields.number("rope.scaling.factor")}
     if kind == "yarn":
-        return {
+        factor = fields.number("rope.scaling.factor")
+        found = {
             "rope_type": "yarn",
-            "factor": fields.number("rope.scaling.factor"),
+            "factor": factor,
             "original_max_position_embeddings": fields.integer("rope.scaling.original_context_length"),
         }
-    raise CheckpointError(fields.file, f"{fields.prefix}rope.scaling.type is {kind!r}", "none, linear, yarn")
+        for ends in ("fast", "slow"):
+            if fields.has(f"rope.scaling.yarn_beta_{ends}"):
+                found[f"beta_{ends}"] = fields.number(f"rope.scaling.yarn_beta_{ends}")
+        if stretch != 1.0:
+            found["attention_factor"] = stretch * (1.0 + 0.1 * math.log(max(factor, 1.0)))
+        return found
+    if kind == "linear":
+        raise CheckpointError(fields.file, f"{fields.prefix}rope.scaling.attn_factor is {stretch}", "1 beside linear")
+    raise CheckpointError(fields.file, f"{fields.prefix}rope.scaling.type is {kind!r}", "none, linear, yarn, longrope")
 
 
-def llama3_scaling(factors: npt.NDArray[np.float32], config: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """Llama 3's rope_scaling from the factors that GGUF stores instead of its four parameters.
-
-    The parameters cannot be read off in general, but every published model uses the same bands, so
-    these are tried and the factors they give are compared with the file's.
+def add_rope_factors(
+    config: dict[str, Any], factors: Mapping[str, npt.NDArray[np.float32]], metadata: Mapping[str, Any], file: str
+) -> None:
+    """Put the divisors of RoPE frequencies into `rope_scaling`, where Hugging Face has them.
 
     Args:
-        factors: float32 [head_dim / 2], what each frequency is divided by.
+        factors: by the values of ROPE_FACTORS, float32 [rotary_dim / 2]: one list for every length (Llama 3, whose
+            four parameters the converter drops), or a short and a long one (LongRoPE).
 
     Raises:
-        CheckpointError: the factors are not Llama 3's.
+        CheckpointError: a list is missing, or there is another scheme beside them.
     """
-    low, high, original = 1.0, 4.0, 8192
-    factor = float(factors.max())
-    dim = int(config["head_dim"])
-    turns = original * float(config["rope_theta"]) ** (-np.arange(0, dim, 2) / dim) / (2 * np.pi)
-    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    expected = 1.0 / ((1.0 - smooth) / factor + smooth)
-    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4):
+    fields = _Fields(metadata, check_architecture(metadata, file), file)
+    lists = {name: [float(value) for value in array.ravel()] for name, array in factors.items()}
+    scaling = config["rope_scaling"] or {}
+    if scaling or len(lists) != ("factors" not in lists) + 1:
         raise CheckpointError(
             file,
-            f"tensor {ROPE_FACTORS} holds frequency factors that are not Llama 3's",
-            f"low_freq_factor {low:g}, high_freq_factor {high:g}, original length {original}",
-            "use the model's safetensors files",
+            f"frequency factors {', '.join(sorted(lists))} beside rope.scaling.type {scaling.get('rope_type', 'none')}",
+            "factors alone, or short_factor and long_factor",
         )
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": low,
-        "high_freq_factor": high,
-        "original_max_position_embeddings": original,
-    }
+    if "factors" in lists:
+        config["rope_scaling"] = {"rope_type": "factors", **lists}
+        return
+    original = fields.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
+    config["original_max_position_embeddings"] = original
+    stretch = fields.number("rope.scaling.attn_factor", 1.0)
+    config["rope_scaling"] = {"rope_type": "longrope", "attention_factor": stretch, **lists}
 
 
 def generation_config_from_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,14 +323,3 @@ def generation_config_from_metadata(metadata: Mapping[str, Any]) -> dict[str, An
     if isinstance(bos := metadata.get(prefix + "bos_token_id"), int):
         result["bos_token_id"] = bos
     return result
-
-
-def unpermute_rows(array: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
-    """Rows of a q or k projection from GGUF's order back to Hugging Face's.
-
-    llama.cpp rotates neighbouring pairs, Hugging Face a head's first half against its second, so the
-    converter interleaved the halves of each head. array: [heads * head_dim, ...].
-    """
-    rows = array.shape[0]
-    split = array.reshape(heads, rows // heads // 2, 2, *array.shape[1:])
-    return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(array.shape)

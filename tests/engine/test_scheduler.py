@@ -72,6 +72,31 @@ def test_a_preempted_sequence_comes_back_before_those_that_never_ran() -> None:
     assert advance(scheduler) == {"b": 32, "c": 1}
 
 
+def test_a_sequence_that_outgrows_its_rope_set_is_computed_again() -> None:
+    """As a fresh prefill of the longer text would be, in the blocks and the slot that it has."""
+    scheduler = Scheduler(BlockPool(8), 20, 2, 2, max_logits=2, rope_set=lambda length: int(length > 32))
+    crossing, short, long = sequence("a", 31), sequence("b", 2), sequence("c", 33)
+    scheduler.add(crossing)
+    scheduler.add(short)
+    assert advance(scheduler) == {"a": 20}
+    assert advance(scheduler) == {"a": 11, "b": 2}  # 32 tokens
+    assert advance(scheduler) == {"b": 1, "a": 1} and (crossing.rope_set, len(crossing.tokens)) == (0, 33)
+    blocks, slot = list(crossing.blocks), crossing.slot
+    crossing.last_token_on_device = True
+    assert advance(scheduler) == {"b": 1, "a": 19}
+    assert (crossing.rope_set, crossing.computed, crossing.last_token_on_device) == (1, 19, False)
+    assert crossing.slot == slot and crossing.blocks[:2] == blocks[:2]
+    assert advance(scheduler) == {"b": 1, "a": 14} and len(crossing.tokens) == 34
+    assert advance(scheduler) == {"a": 1, "b": 1} and short.rope_set == 0
+    assert scheduler.preemptions == 0
+    for s in (crossing, short):
+        scheduler.remove(s)
+    scheduler.add(long)
+    assert long.rope_set == 1 and advance(scheduler) == {"c": 20}
+    scheduler.remove(long)
+    assert scheduler.pool.free == scheduler.pool.total
+
+
 def test_removing_a_waiting_sequence_leaves_the_pool_alone() -> None:
     scheduler = Scheduler(BlockPool(4), max_rows=8, max_seqs=1, n_slots=1, max_logits=8)
     first, second = sequence("a", 4), sequence("b", 4)

@@ -30,6 +30,7 @@ def logits(runner: Runner, ids: list[int], chunk: int = 256) -> np.ndarray[Any, 
         block.row_token[:rows] = ids[begin : begin + rows]
         block.row_position[:rows] = np.arange(begin, begin + rows)
         block.row_seq[:rows] = block.seq_slot[:1] = 0
+        block.seq_rope[0] = runner.config.rope_set(len(ids))
         block.block_table[0, : len(blocks)] = blocks
         block.logit_row[:rows] = np.arange(rows)
         block.logit_slot[:rows] = block.logit_mask[:rows] = -1

@@ -47,7 +47,7 @@ def test_weights_of_a_program_are_the_weights_of_the_family() -> None:
     family = family_of(facts)
     config = family.configure(facts, Shard())
     buffers = family.record(config, RECIPES["bf16"]).buffers.values()
-    assert {b.name for b in buffers if b.kind == "weight"} == set(family.weights(config))
+    assert {b.name for b in buffers if b.kind == "weight"} == set(family.weights(config, ()))
 
 
 @pytest.mark.parametrize(

@@ -118,9 +118,9 @@ def test_the_command_prints_json_alone_on_stdout() -> None:
 
 
 def test_the_command_says_what_is_wrong() -> None:
-    failed = run("--plan", hw="h200", model="qwen3-8b", quant="bf16")
+    failed = run("--plan", hw="h200", model="qwen3.6-35b-a3b", quant="bf16")
     assert failed.returncode == 1 and failed.stderr.startswith(
-        "atlas: ATLAS_TARGET_HW=h200 ATLAS_TARGET_MODEL=qwen3-8b"
+        "atlas: ATLAS_TARGET_HW=h200 ATLAS_TARGET_MODEL=qwen3.6-35b-a3b"
     )
     assert failed.stdout == "" and "Traceback" not in failed.stderr
     none = run()

@@ -135,8 +135,8 @@ def test_the_status_of_every_target_is_derived(tree: Path) -> None:
 
 def test_a_model_that_its_family_refuses_says_what_it_refuses(tree: Path) -> None:
     file = tree / "models" / "small.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "attention_bias": True}))
-    assert "the family of LlamaForCausalLM does not record it: attention_bias is True" in refusal(
+    file.write_text(json.dumps({**json.loads(file.read_text()), "logits_scaling": 8.0}))
+    assert "the family of LlamaForCausalLM does not record it: logits_scaling is 8.0" in refusal(
         tree, hw="card", model="small"
     )
 

@@ -12,6 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType as Q
 
 from atlas.errors import CheckpointError
+from atlas.targets.rope import rope
 from atlas.weights import open_checkpoint
 from atlas.weights.gguf_header import read_header
 from tests.weights.gguf_files import (
@@ -71,7 +72,8 @@ def test_biases_and_own_lm_head(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write(tmp_path / "m.gguf", tensors=every))
     np.testing.assert_array_equal(checkpoint.read("model.layers.0.self_attn.q_proj.bias"), bias)
     assert checkpoint.config["tie_word_embeddings"] is False
-    assert checkpoint.config["attention_bias"] is True and checkpoint.config["mlp_bias"] is False
+    announced = {name: checkpoint.config[name] for name in ("attention_bias", "qkv_bias", "mlp_bias")}
+    assert announced == {"attention_bias": False, "qkv_bias": True, "mlp_bias": False}
     assert "lm_head.weight" in checkpoint.tensors
 
 
@@ -122,6 +124,7 @@ def test_config_is_spelled_as_hugging_face_does(tmp_path: Path) -> None:
         "vocab_size": VOCAB,
         "tie_word_embeddings": True,
         "attention_bias": False,
+        "qkv_bias": False,
         "mlp_bias": False,
         "bos_token_id": 0,
         "eos_token_id": 1,
@@ -156,7 +159,7 @@ def test_missing_required_field_is_named(tmp_path: Path, field: str) -> None:
     ("key", "value", "kind"),
     [
         ("llama.expert_count", 8, gguf.GGUFValueType.UINT32),
-        ("llama.attention.sliding_window", 4096, gguf.GGUFValueType.UINT32),
+        ("llama.attention.scale", 0.5, gguf.GGUFValueType.FLOAT32),
         ("llama.logit_scale", 0.5, gguf.GGUFValueType.FLOAT32),
         ("llama.rope.scaling.type", "spiral", gguf.GGUFValueType.STRING),
         ("llama.attention.value_length", 32, gguf.GGUFValueType.UINT32),
@@ -215,21 +218,36 @@ def llama3_factors(factor: float, theta: float, dim: int) -> np.ndarray:
     return np.array(result, np.float32)
 
 
-def test_llama3_factors_become_rope_scaling(tmp_path: Path) -> None:
+def test_frequency_factors_become_rope_scaling(tmp_path: Path) -> None:
+    """Llama 3's: the file has the divisors that its four parameters give, config.json the parameters."""
     every: dict[str, tuple[np.ndarray, Q | None]] = with_types((Q.F16,))
     every["rope_freqs.weight"] = llama3_factors(32.0, 50000.0, HEAD_DIM), None
     checkpoint = open_checkpoint(write(tmp_path / "m.gguf", tensors=every))
-    assert checkpoint.config["rope_scaling"] == {
-        "rope_type": "llama3",
-        "factor": 32.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
     assert not any("rope" in name for name in checkpoint.tensors)
-    every["rope_freqs.weight"] = every["rope_freqs.weight"][0] * np.float32(1.01), None
-    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight"):
-        open_checkpoint(write(tmp_path / "n.gguf", tensors=every))
+    parameters = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    stated = {**checkpoint.config, "rope_scaling": {"rope_type": "llama3", "factor": 32.0, **parameters}}
+    (expected,), (found,) = (rope(config, HEAD_DIM).inv_freq for config in (stated, checkpoint.config))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    every["rope_freqs.weight"] = every["rope_freqs.weight"][0][1:], None
+    with pytest.raises(CheckpointError, match=f"factors has {HEAD_DIM // 2 - 1} entries"):
+        rope(open_checkpoint(write(tmp_path / "n.gguf", tensors=every)).config, HEAD_DIM)
+
+
+def test_frequency_factors_beside_another_scheme_are_refused(tmp_path: Path) -> None:
+    def extra(writer: gguf.GGUFWriter) -> None:
+        writer.add_string("llama.rope.scaling.type", "linear")
+        writer.add_rope_scaling_factor(4.0)
+
+    every: dict[str, tuple[np.ndarray, Q | None]] = with_types((Q.F16,))
+    every["rope_freqs.weight"] = llama3_factors(32.0, 50000.0, HEAD_DIM), None
+    with pytest.raises(CheckpointError, match=r"frequency factors factors beside rope\.scaling\.type linear"):
+        open_checkpoint(write(tmp_path / "m.gguf", tensors=every, extra=extra))
+
+
+def test_a_window_makes_a_mistral(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", extra=lambda writer: writer.add_sliding_window(4096))
+    config = open_checkpoint(path).config
+    assert (config["architectures"], config["sliding_window"]) == (["MistralForCausalLM"], 4096)
 
 
 def test_unknown_architecture_and_tensor_are_named(tmp_path: Path) -> None:
