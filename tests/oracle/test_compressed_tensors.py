@@ -40,6 +40,7 @@ WEIGHTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "nvfp4": ("nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}),
     "mxfp4": ("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}),
+    "mxfp8": ("mxfp8-quantized", {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32}),
 }
 
 
@@ -62,7 +63,7 @@ def parameters(rows: int, columns: int, weights: Any) -> dict[str, Any]:
     if weights.strategy == "tensor_group":
         state["weight_scale"] = (state["weight_scale"] * 400).to(torch.float8_e4m3fn).float()
         state["weight_global_scale"] = torch.rand(1, generator=generator) * 300 + 100
-    if weights.type == "float" and weights.num_bits == 4 and weights.group_size == 32:
+    if weights.type == "float" and weights.group_size == 32:
         state["weight_scale"] = torch.exp2(torch.randint(-5, 3, shape, generator=generator).float())
     return state
 

@@ -238,6 +238,15 @@ def mxfp4(rng: Rng, n: int, k: int) -> Written:
     )
 
 
+def mxfp8(rng: Rng, n: int, k: int) -> Written:
+    codes = (rng.standard_normal((n, k)) * 60).astype(ml_dtypes.float8_e4m3fn)
+    exponents = rng.integers(110, 122, (n, k // 32)).astype(np.uint8)
+    scales = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
+    weights = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
+    pieces = {"weight": codes, "weight_scale": exponents}
+    return Written(compressed_config("mxfp8-quantized", weights), pieces, scaled(codes, scales[:, groups_of(k, 32)]))
+
+
 LAYOUTS: dict[str, Callable[[Rng, int, int], Written]] = {
     "gptq": gptq,
     "gptq-act-order": lambda rng, n, k: gptq(rng, n, k, act_order=True),
@@ -311,6 +320,7 @@ LAYOUTS: dict[str, Callable[[Rng, int, int], Written]] = {
     "nvfp4-modelopt-1d": lambda rng, n, k: nvfp4(rng, n, k, modelopt=True, scalar=False),
     "nvfp4-compressed": lambda rng, n, k: nvfp4(rng, n, k, modelopt=False),
     "mxfp4-compressed": mxfp4,
+    "mxfp8-compressed": mxfp8,
 }
 """Every layout: rng, n, k -> what is written. n and k are multiples of 32."""
 

@@ -352,6 +352,30 @@ def test_plain_weights_that_are_called_quantised(config: Any, tmp_path: Path) ->
         open_checkpoint(write(tmp_path / "n", other, PLAIN, **config))
 
 
+def test_a_layer_that_is_named_as_quantised_and_is_not(tmp_path: Path) -> None:
+    written = nvfp4(np.random.default_rng(), 64, 128, modelopt=True)
+    plain = {"model.layers.0.mlp.up_proj.weight": np.ones((64, 128), np.float16)}
+    layers = {NAME: {"quant_algo": "NVFP4"}, "model.layers.0.mlp.up_proj": {"quant_algo": "FP8"}}
+    written.config |= {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    with pytest.raises(CheckpointError, match=r"mlp\.up_proj\.weight has type F16 although config\.json: quant"):
+        opened(tmp_path, written, **plain)
+
+
+def test_pieces_in_different_shards(tmp_path: Path) -> None:
+    written = gptq(np.random.default_rng(), 64, 128)
+    parts: list[Pieces] = [{}, {}]
+    for number, (piece, array) in enumerate(written.pieces.items()):
+        parts[number % 2][f"{NAME}.{piece}"] = array
+    for number, part in enumerate(parts):
+        write(tmp_path / "part", part, PLAIN, **written.config)
+        (tmp_path / "part" / "model.safetensors").rename(tmp_path / f"part{number}.safetensors")
+    (tmp_path / "part" / "config.json").rename(tmp_path / "config.json")
+    weight_map = {name: f"part{number}.safetensors" for number, part in enumerate(parts) for name in part}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with open_checkpoint(tmp_path) as checkpoint:
+        np.testing.assert_array_equal(checkpoint.read(f"{NAME}.weight"), written.values)
+
+
 def test_two_layouts_in_one_module(tmp_path: Path) -> None:
     written = gptq(np.random.default_rng(), 64, 128)
     with pytest.raises(CheckpointError, match=r"q_proj\.weight stands beside .*q_proj\.qweight"):

@@ -43,10 +43,10 @@ def mxfp4(module: Module) -> QuantizedWeight:
     """An MXFP4 weight [n, k] of compressed-tensors."""
     info = module.take("weight_packed", ("U8",), [None, None])
     n, k = info.shape[0], 2 * info.shape[1]
-    module.take("weight_scale", ("U8",), [n, -(-k // 32)], why="one scale per 32 columns")
+    module.take("weight_scale", ("U8", "F8_E8M0"), [n, -(-k // 32)], why="one scale per 32 columns")
 
     def read(load: Load, begin: int, end: int) -> QuantizedArray:
-        scales = exponent(load(f"{module.name}.weight_scale")[begin:end])
+        scales = exponent(load(f"{module.name}.weight_scale")[begin:end].view(np.uint8))
         return QuantizedArray("e2m1", unpack_words(load(info.name)[begin:end], 4), scales, (1, 32))
 
     return QuantizedWeight(info, (n, k), Scheme("e2m1", (1, 32), "e8m0"), read)
