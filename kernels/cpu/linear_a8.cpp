@@ -26,12 +26,12 @@ also = ["avx512vnni", "i8mm"]
 namespace atlas {
 namespace {
 
-// Integer and fp32 sums of a tile stay in registers.
-#if defined(__AVX512F__)
+// Integer and fp32 sums of a tile stay in registers. Zen 4, i4g32m, 3072 x 576, many rows: with
+// VNNI 10 to 14 rows are alike; AVX-512 without it does 125, 113 and 81 GMAC/s at 4, 6 and 12 rows;
+// AVX2 76, 80 and 76 at 2, 4 and 6.
+#if defined(__AVX512VNNI__)
 constexpr int kTileRows = 12;
-#elif defined(__AVX2__)
-constexpr int kTileRows = 4;
-#elif defined(__aarch64__)
+#elif defined(__AVX2__) || defined(__aarch64__)
 constexpr int kTileRows = 4;
 #else
 constexpr int kTileRows = 2;
@@ -56,6 +56,7 @@ ATLAS_INLINE void add_group(const uint8_t* block, const RoundedGroup<rows, Sum<F
   for (int r = 0; r < rows; ++r) {
     dots[r].start(Format::kHasOffset ? 0 : -Format::kBias * static_cast<int32_t>(x.sum[r]));
   }
+#pragma GCC unroll 8
   for (int i = 0; i < Format::kLoads; ++i) {
     const Codes codes = load_codes(block + i * kStepBytes);
     if constexpr (Format::kBits == 8) {
@@ -117,15 +118,23 @@ ATLAS_INLINE void multiply_rows(int64_t rows, const std::byte* rounded, const ui
 // Rows of a tile beside each other, group by group: what RoundedGroup<rows> says, for any `rows`.
 template <class Sum, class X>
 void round_tile(const X* x, int64_t rows, int64_t k, std::byte* to) {
-  for (int64_t g = 0; g * kGroup < k; ++g) {
+  Unit<X, Sum> units[kUnits];
+  int count = 0;
+  for (int64_t g = 0; g * kGroup < k; ++g, to += rows * kRowGroupBytes) {
     auto* q = reinterpret_cast<int8_t*>(to);
     auto* scale = reinterpret_cast<float*>(to + rows * kGroup);
     auto* sum = reinterpret_cast<Sum*>(scale + rows);
     for (int64_t r = 0; r < rows; ++r) {
-      round_group(x + r * k + g * kGroup, k - g * kGroup, q + r * kGroup, scale + r, sum + r);
+      const int64_t from = g * kGroup;
+      units[count++] = {x + r * k + from, min64(kGroup, k - from), q + r * kGroup, scale + r,
+                        sum + r};
+      if (count == kUnits) {
+        round_units(units, count);
+        count = 0;
+      }
     }
-    to += rows * kRowGroupBytes;
   }
+  if (count > 0) round_units(units, count);
 }
 
 ATLAS_INLINE int64_t block_rows(int64_t k) {

@@ -104,7 +104,9 @@ struct Codes {
 };
 ATLAS_INLINE Codes load_codes(const uint8_t* from) {
   Codes r;
-  __builtin_memcpy(&r, from, sizeof(r));
+  for (int i = 0; i < kParts; ++i) {
+    __builtin_memcpy(&r.part[i], from + i * sizeof(Bytes), sizeof(Bytes));
+  }
   return r;
 }
 ATLAS_INLINE Codes low_nibbles(Codes c) {
@@ -199,7 +201,9 @@ struct Codes {
 };
 ATLAS_INLINE Codes load_codes(const uint8_t* from) {
   Codes r;
-  __builtin_memcpy(&r, from, sizeof(r));
+  for (int i = 0; i < kParts; ++i) {
+    __builtin_memcpy(&r.part[i], from + i * sizeof(NativeU32), sizeof(NativeU32));
+  }
   return r;
 }
 ATLAS_INLINE Codes low_nibbles(Codes c) {

@@ -11,7 +11,7 @@
 namespace atlas {
 namespace {  // one copy per file and level: see kernel.h
 
-// Nearest integers, half to even, of values within int32.
+// Nearest integers, half to even, of values within int32. A NaN gives one whose low byte is zero.
 ATLAS_INLINE I32x16 round_to_int(F32x16 v) {
   I32x16 r;
   for (int i = 0; i < kParts; ++i) {
@@ -25,7 +25,8 @@ ATLAS_INLINE I32x16 round_to_int(F32x16 v) {
     r.part[i] = bit_cast<NativeI32>(_mm_cvtps_epi32(v.part[i]));
 #else
     for (int j = 0; j < kNativeLanes; ++j) {
-      r.part[i][j] = static_cast<int32_t>(__builtin_rintf(v.part[i][j]));
+      const float value = v.part[i][j];
+      r.part[i][j] = value == value ? static_cast<int32_t>(__builtin_rintf(value)) : 0;
     }
 #endif
   }
@@ -50,6 +51,23 @@ ATLAS_INLINE F32x16 abs(F32x16 v) {
   return v;
 }
 
+// The larger of two vectors of magnitudes by their bits: NaN is above infinity.
+ATLAS_INLINE NativeF32 larger_bits(NativeF32 a, NativeF32 b) {
+  const auto x = bit_cast<NativeI32>(a), y = bit_cast<NativeI32>(b);
+  return bit_cast<NativeF32>(x > y ? x : y);
+}
+ATLAS_INLINE F32x16 larger_bits(F32x16 a, F32x16 b) {
+  for (int i = 0; i < kParts; ++i) a.part[i] = larger_bits(a.part[i], b.part[i]);
+  return a;
+}
+ATLAS_INLINE void store_sums(float* to, F32x16 sums) { store(to, sums); }
+ATLAS_INLINE void store_sums(int32_t* to, F32x16 sums) {
+  const I32x16 ints = round_to_int(sums);
+  for (int i = 0; i < kParts; ++i) {
+    __builtin_memcpy(to + i * kNativeLanes, &ints.part[i], sizeof(NativeI32));
+  }
+}
+
 // A group of a tile of rows, as dot products read it. Sum is how the consumer wants the sum of q:
 // an integer that dot products start from, or fp32.
 template <int rows, class Sum>
@@ -59,26 +77,61 @@ struct RoundedGroup {
   Sum sum[rows];
 };
 
-// One group of one row: `count` values from `x`, the rest of the 32 are zeros.
+// One group of one row: `count` values from `x`, the rest of the 32 are zeros; and where it goes.
 template <class X, class Sum>
-ATLAS_INLINE void round_group(const X* x, int64_t count, int8_t* q, float* scale, Sum* sum) {
-  F32x16 low, high;
-  if (count >= kGroup) {
-    low = load(x), high = load(x + kLanes);
+struct Unit {
+  const X* x;
+  int64_t count;
+  int8_t* q;
+  float* scale;
+  Sum* sum;
+};
+constexpr int kUnits = kLanes;
+
+template <class X, class Sum>
+ATLAS_INLINE void load_unit(const Unit<X, Sum>& unit, F32x16& low, F32x16& high) {
+  if (unit.count == kGroup) {
+    low = load(unit.x);
+    high = load(unit.x + kLanes);
   } else {
-    low = load(x, min64(count, kLanes));
-    high = count > kLanes ? load(x + kLanes, count - kLanes) : zero();
+    low = load(unit.x, min64(unit.count, kLanes));
+    high = load(unit.x + kLanes, max64(unit.count - kLanes, 0));
   }
-  const bool finite = !any((low * zero() != zero()) | (high * zero() != zero()));
-  const float a = largest(max(abs(low), abs(high)));
-  const bool zeros = !finite || a < 0x1p-120f;
-  const F32x16 factor = splat(zeros ? 0.0f : 127.0f / a);
-  const I32x16 low_q = round_to_int(zeros ? zero() : low * factor);
-  const I32x16 high_q = round_to_int(zeros ? zero() : high * factor);
-  store_bytes(q, low_q);
-  store_bytes(q + kLanes, high_q);
-  *sum = static_cast<Sum>(atlas::sum(to_float(low_q) + to_float(high_q)));  // exact
-  *scale = !finite ? __builtin_nanf("") : zeros ? 0.0f : a / 127.0f;
+}
+
+// Up to 16 units, a lane each where they are scalars: a horizontal fold and a division of one unit
+// take as long as those of 16.
+template <class X, class Sum>
+void round_units(const Unit<X, Sum>* units, int count) {
+  F32x16 wide[kUnits];
+  for (int i = count; i < kUnits; ++i) wide[i] = zero();
+  for (int i = 0; i < count; ++i) {
+    F32x16 low, high;
+    load_unit(units[i], low, high);
+    wide[i] = larger_bits(abs(low), abs(high));
+  }
+  const F32x16 a = fold_each(wide, [](auto x, auto y) { return larger_bits(x, y); });
+  const Mask16 finite = a < splat(__builtin_inff());  // not of a NaN either
+  const Mask16 zeros = a < splat(0x1p-120f);
+  const F32x16 nan_or_zero = select(finite, zero(), splat(__builtin_nanf("")));
+  float factor[kUnits], scale[kUnits];
+  Sum sums[kUnits];
+  store(factor, select(zeros, zero(), select(finite, splat(127.0f) / a, zero())));
+  store(scale, select(zeros, zero(), select(finite, a / splat(127.0f), nan_or_zero)));
+  for (int i = 0; i < count; ++i) {
+    F32x16 low, high;
+    load_unit(units[i], low, high);
+    const I32x16 low_q = round_to_int(low * splat(factor[i]));
+    const I32x16 high_q = round_to_int(high * splat(factor[i]));
+    store_bytes(units[i].q, low_q);
+    store_bytes(units[i].q + kLanes, high_q);
+    wide[i] = to_float(low_q) + to_float(high_q);  // exact, and so are sums of it
+  }
+  store_sums(sums, select(finite, sum_each(wide), zero()));
+  for (int i = 0; i < count; ++i) {
+    *units[i].scale = scale[i];
+    *units[i].sum = sums[i];
+  }
 }
 
 }  // namespace

@@ -240,28 +240,32 @@ ATLAS_INLINE float largest(F32x16 value) {
   return fold(value, [](NativeF32 a, NativeF32 b) { return a > b ? a : b; });
 }
 
-// Index of lane i of the result of add_halves: groups of 2 * half lanes, their low (or high) half.
+// Index of lane i of the result of combine_halves: groups of 2 * half lanes, their low (or high)
+// half.
 constexpr int half_index(int i, int half, bool high) {
   return i / half * 2 * half + i % half + (high ? half : 0);
 }
-template <int half, int... i>
-ATLAS_INLINE NativeF32 add_halves(NativeF32 a, NativeF32 b, std::integer_sequence<int, i...>) {
-  return ATLAS_SHUFFLE(NativeI32, a, b, half_index(i, half, false)...) +
-         ATLAS_SHUFFLE(NativeI32, a, b, half_index(i, half, true)...);
+template <int half, class Combine, int... i>
+ATLAS_INLINE NativeF32 combine_halves(NativeF32 a, NativeF32 b, Combine combine,
+                                      std::integer_sequence<int, i...>) {
+  return combine(ATLAS_SHUFFLE(NativeI32, a, b, half_index(i, half, false)...),
+                 ATLAS_SHUFFLE(NativeI32, a, b, half_index(i, half, true)...));
 }
-// Sums of groups: `rows` holds 2 * half vectors; the result has one lane per vector (and group).
-template <int half>
-ATLAS_INLINE NativeF32 sum_groups(const NativeF32* rows) {
+// Folds of groups: `rows` holds 2 * half vectors; the result has one lane per vector (and group).
+template <int half, class Combine>
+ATLAS_INLINE NativeF32 fold_groups(const NativeF32* rows, Combine combine) {
   const auto lanes = std::make_integer_sequence<int, kNativeLanes>();
   if constexpr (half * 2 == kNativeLanes) {
-    return add_halves<half>(rows[0], rows[1], lanes);
+    return combine_halves<half>(rows[0], rows[1], combine, lanes);
   } else {
     constexpr int below = kNativeLanes / 2 / half;
-    return add_halves<half>(sum_groups<half * 2>(rows), sum_groups<half * 2>(rows + below), lanes);
+    return combine_halves<half>(fold_groups<half * 2>(rows, combine),
+                                fold_groups<half * 2>(rows + below, combine), combine, lanes);
   }
 }
-// Lane t of the result is sum(rows[t]), by the same order of additions.
-ATLAS_INLINE F32x16 sum_each(const F32x16* rows) {
+// Lane t of the result is fold(rows[t], combine), in the same order.
+template <class Combine>
+ATLAS_INLINE F32x16 fold_each(const F32x16* rows, Combine combine) {
   F32x16 r;
   for (int group = 0; group < kParts; ++group) {
     NativeF32 folded[kNativeLanes];
@@ -270,14 +274,17 @@ ATLAS_INLINE F32x16 sum_each(const F32x16* rows) {
       if constexpr (kParts == 1) {
         folded[i] = row.part[0];
       } else if constexpr (kParts == 2) {
-        folded[i] = row.part[0] + row.part[1];
+        folded[i] = combine(row.part[0], row.part[1]);
       } else {
-        folded[i] = (row.part[0] + row.part[2]) + (row.part[1] + row.part[3]);
+        folded[i] = combine(combine(row.part[0], row.part[2]), combine(row.part[1], row.part[3]));
       }
     }
-    r.part[group] = sum_groups<1>(folded);
+    r.part[group] = fold_groups<1>(folded, combine);
   }
   return r;
+}
+ATLAS_INLINE F32x16 sum_each(const F32x16* rows) {
+  return fold_each(rows, [](NativeF32 a, NativeF32 b) { return a + b; });
 }
 
 // e^x within 2 ulp, denormal results included; 0 and inf outside the range, NaN stays.
