@@ -10,7 +10,9 @@ from atlas.weights.fetch import resolve_model
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--contract-backend", choices=("cpu", "cuda"), default="cpu", help="backend of tests/contract")
+    backends = ("cpu", "cuda", "reference")
+    parser.addoption("--contract-backend", choices=backends, default="cpu", help="backend of tests/contract")
+    parser.addoption("--contract-keys", help="file for the kernels that tests/contract asked for, one JSON a line")
     parser.addoption(
         "--contract-report", help="file for a JSON summary of tests/contract: cases and worst error per op"
     )

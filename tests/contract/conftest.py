@@ -4,10 +4,13 @@ By default every instruction-set level that this machine can run and that has ke
 
     python -m tests.contract.pack --hw h200 --out PACK       # anywhere; needs the compiler wheels
     pytest tests/contract --contract-backend cuda --pack PACK
+
+The pack holds what the tests ask for when they run on `reference`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +22,8 @@ import pytest
 from atlas.build import manifest
 from atlas.runtime import core
 from atlas.runtime.backend import Backend
+from atlas.runtime.program import KernelKey
+from atlas.runtime.reference import ReferenceBackend
 from tests.contract import harness
 from tests.contract.harness import Case
 
@@ -31,6 +36,7 @@ class Device:
 
     def check(self, case: Case, given: dict[str, np.ndarray[Any, Any]]) -> float:
         self._skip_what_has_no_kernel(case)
+        _keys.add(case.key())
         ratio = harness.check(self.make(), self.kernels, case, given)
         entry = _report.setdefault(self.name, {}).setdefault(case.op, {"cases": 0, "worst_error_over_tolerance": 0.0})
         entry["cases"] += 1
@@ -40,6 +46,7 @@ class Device:
     def run(self, case: Case, given: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         """Operands after the run."""
         self._skip_what_has_no_kernel(case)
+        _keys.add(case.key())
         return harness.run(self.make(), self.kernels, case, given)[1]
 
     def _skip_what_has_no_kernel(self, case: Case) -> None:
@@ -74,19 +81,23 @@ def cuda_device(pack: Path) -> Device:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames:
-        if metafunc.config.getoption("--contract-backend") == "cuda":
-            names = ["cuda"]
+        backend = metafunc.config.getoption("--contract-backend")
+        if backend != "cpu":
+            names = [backend]
         else:
             names = [f"cpu-{level}" for level in cpu_levels(metafunc.module.__name__.rpartition(".test_")[2])]
         metafunc.parametrize("device", names, indirect=True)
 
 
 _devices: dict[str, Device] = {}
+_keys: set[KernelKey] = set()
 _report: dict[str, dict[str, dict[str, float]]] = {}
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write what was checked, by device and op, where `--contract-report` says."""
+    if path := session.config.getoption("--contract-keys"):
+        Path(path).write_text("".join(json.dumps(dataclasses.astuple(key)) + "\n" for key in _keys))
     path = session.config.getoption("--contract-report")
     if path:
         Path(path).write_text(json.dumps(_report, indent=1, sort_keys=True))
@@ -96,7 +107,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def device(request: pytest.FixtureRequest) -> Device:
     name: str = request.param
     if name not in _devices:
-        if name == "cuda":
+        if name == "reference":
+            _devices[name] = Device(name, ReferenceBackend, {})
+        elif name == "cuda":
             _devices[name] = cuda_device(Path(request.config.getoption("--pack")))
         else:
             _devices[name] = cpu_device(name.removeprefix("cpu-"))
