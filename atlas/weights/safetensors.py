@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,10 @@ class SafetensorsCheckpoint(Checkpoint):
             raise CheckpointError(str(self.path / INDEX), "no weight_map", "an object: tensor name -> file name")
         names: dict[str, set[str]] = {}
         for name, file in weight_map.items():
-            # A plain file name: an index must not reach outside its directory.
-            if not isinstance(file, str) or Path(file).name != file:
+            # A plain file name: an index must not reach outside its directory, nor name what no folder can hold.
+            if not isinstance(file, str) or Path(file).name != file or len(file.encode(errors="replace")) > 255:
                 raise CheckpointError(
-                    str(self.path / INDEX), f"tensor {name} is in {file!r}", "a file name without folders"
+                    str(self.path / INDEX), f"tensor {name} is in {reprlib.repr(file)}", "a file name without folders"
                 )
             if file not in names:
                 names[file] = set(self._open(file))

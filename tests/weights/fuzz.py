@@ -44,11 +44,11 @@ Random = random.Random
 
 def corpus(folder: Path) -> list[Path]:
     """Valid checkpoints of every layout and file type, as folders."""
-    import numpy as np
     from gguf import GGMLQuantizationType as Q
 
-    from tests import tiny_model
-    from tests.weights import gguf_files, quantized_files
+    from atlas.ops import OPS
+    from tests import family_models, tiny_model
+    from tests.weights import gguf_files, quantized_files, test_gguf_families
 
     config = {**tiny_model.CONFIG, "hidden_size": 64, "head_dim": 16, "num_hidden_layers": 1, "vocab_size": 40}
     config |= {"intermediate_size": 96}
@@ -70,6 +70,9 @@ def corpus(folder: Path) -> list[Path]:
         weight_map |= dict.fromkeys(part, file)
     (shards / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     made += [plain, shards]
+    for case, (family, _) in family_models.CASES.items():
+        if family != "moe" or "moe_route" in OPS:
+            made.append(family_models.write(folder / case, case))
     # Small blocks are all of the types: large ones would be mostly payload.
     gguf_files.HIDDEN = gguf_files.FFN = 64
     gguf_files.HEADS, gguf_files.KV_HEADS, gguf_files.HEAD_DIM = 2, 1, 32
@@ -78,11 +81,17 @@ def corpus(folder: Path) -> list[Path]:
         target.mkdir()
         gguf_files.write(target / "m.gguf", tensors=gguf_files.with_types((kind,)))
         made.append(target)
+    for case in ("phi3-long", "gemma3", "granite", "qwen3"):
+        target = folder / f"gguf-{case}"
+        target.mkdir()
+        stated = {**family_models.config(case), **test_gguf_families.CASES.get(case, {})}
+        family = family_models.CASES[case][0]
+        test_gguf_families.convert(target / "m.gguf", stated, family_models.tensors(stated, 0), family)
+        made.append(target)
     split = folder / "gguf-split"
     split.mkdir()
     gguf_files.write(split / "m.gguf", split=4)
     made.append(split)
-    assert np.__version__
     return made
 
 

@@ -177,10 +177,12 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
         ),
         ({"model.norm.weight": "../other/model.safetensors"}, r"model\.norm\.weight is in '\.\./other"),
         ({"model.norm.weight": 3}, r"model\.norm\.weight is in 3"),
+        ({"model.norm.weight": "a" * 5000}, r"model\.norm\.weight is in 'aaa\S+'; accepted: a file name"),
+        ({"model.norm.weight": "a\0b\ud800"}, r"the file is missing although"),
         ({}, "weight_map"),
         (None, "weight_map"),
     ],
-    ids=["wrong-shard", "outside", "number", "empty", "absent"],
+    ids=["wrong-shard", "outside", "number", "too-long", "no-name", "empty", "absent"],
 )
 def test_wrong_index_is_refused(tmp_path: Path, weight_map: Any, message: str) -> None:
     folder = sharded(tmp_path / "m")
