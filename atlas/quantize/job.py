@@ -66,8 +66,7 @@ def run(checkpoint: Checkpoint, output: Path, options: Options, progress: Progre
     need = sum(nbytes(entry) for group in entries for entry in group.values())
     errors = []
     progress.begin("quantising", sum(math.prod(info.shape) for info in checkpoint.tensors.values()), "weight")
-    with folder.unfinished(output, need) as work:
-        writer = Writer(work, entries, options.shard_bytes)
+    with folder.unfinished(output, need) as work, Writer(work, entries, options.shard_bytes) as writer:
         maxima = _SharedMaxima(checkpoint, selection, changes) if layout.shares_scale else None
         for name, group in zip(checkpoint.tensors, entries, strict=True):
             module = name.removesuffix(".weight")

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 import numpy as np
 
@@ -61,6 +61,14 @@ class Writer:
         self.files = {name: _File(folder / name, shard) for name, shard in zip(names, shards, strict=True)}
         self._file_of = {tensor: name for name, file in self.files.items() for tensor in file.entries}
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Let go of files that are not complete."""
+        for file in self.files.values():
+            file.abandon()
+
     def write(self, name: str, values: Array) -> None:
         """Put one tensor where it belongs."""
         self.files[self._file_of[name]].write(name, values)
@@ -107,4 +115,8 @@ class _File:
         self._stream.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
         self.missing.discard(name)
         if not self.missing:
+            self._stream.close()
+
+    def abandon(self) -> None:
+        if self._stream is not None:
             self._stream.close()

@@ -172,18 +172,19 @@ def quantize_nvfp4(
     limit = np.float32(E2M1_MAX * E4M3_MAX)
     # Of zeros, or of values so small that the quotient is no float32.
     usable = np.isfinite(absmax) and np.float32(absmax) >= limit * np.finfo(np.float32).tiny
-    one = np.float32(1)
-    shared = np.float32(absmax) / limit if usable else one
-    if reciprocal:
-        shared = one / (limit / np.float32(absmax)) if usable else one
+    shared = 1.0
+    if usable:
+        shared = 1 / float(limit / np.float32(absmax)) if reciprocal else float(np.float32(absmax) / limit)
 
     def quantize(chunk: _Chunk) -> _Groups:
-        raw = np.minimum(chunk.absmax / (np.float32(E2M1_MAX) * shared), np.float32(E4M3_MAX))
+        raw = np.minimum(chunk.absmax / np.float32(E2M1_MAX * shared), np.float32(E4M3_MAX))
         scales = raw.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
-        return _Groups(e2m1_codes(chunk.x / _divisor(scales * shared)), scales)
+        # As `dequantize` multiplies them: in double precision, rounded once.
+        steps = (scales.astype(np.float64) * shared).astype(np.float32)
+        return _Groups(e2m1_codes(chunk.x / _divisor(steps)), scales)
 
     codes, scales, _ = _by_group(values, NVFP4_GROUP, np.dtype(np.uint8), name, quantize)
-    return QuantizedArray("e2m1", codes, scales, (1, NVFP4_GROUP), global_scale=float(shared))
+    return QuantizedArray("e2m1", codes, scales, (1, NVFP4_GROUP), global_scale=shared)
 
 
 def e2m1_codes(x: Array) -> Array:

@@ -62,9 +62,10 @@ def nvfp4(t: Tensors) -> Array:
     packed = t["weight_packed"] if "weight_packed" in t else t["weight"]
     codes = np.stack([packed & 15, packed >> 4], -1).reshape(len(packed), -1)
     values = np.array(E2M1 + [-value for value in E2M1], np.float32)[codes]
-    shared = t["weight_scale_2"] if "weight_scale_2" in t else np.float32(1) / t["weight_global_scale"]
     assert t["weight_scale"].dtype == ml_dtypes.float8_e4m3fn
-    return values * np.repeat(f32(t["weight_scale"]) * np.float32(shared), 16, 1)
+    scales = f32(t["weight_scale"])
+    scales = scales * t["weight_scale_2"] if "weight_scale_2" in t else scales / t["weight_global_scale"]
+    return values * np.repeat(scales, 16, 1)
 
 
 def gptq(t: Tensors) -> Array:

@@ -1,4 +1,4 @@
-"""Every layout: what is written, read by independent readers, is exactly what the quantisers made."""
+"""Every layout: what is written, read by independent readers and by Atlas, is exactly what the quantisers made."""
 
 from __future__ import annotations
 
@@ -91,6 +91,10 @@ def test_written_values_are_exactly_the_quantisers(case: Case, model: Path, tmp_
                 continue
             array: QuantizedArray = quantizer(values)
             np.testing.assert_array_equal(reader(parts), array.dequantize(), err_msg=module)
+        with open_checkpoint(output) as written:
+            assert written.tensors.keys() == checkpoint.tensors.keys()
+            for module, parts in quantised.items():
+                np.testing.assert_array_equal(written.read(f"{module}.weight"), reader(parts), err_msg=module)
         for name in checkpoint.tensors:
             if not name.removesuffix(".weight").endswith("_proj"):
                 assert tensors[name].dtype == ml_dtypes.bfloat16

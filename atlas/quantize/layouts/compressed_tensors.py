@@ -184,5 +184,5 @@ class Nvfp4Packed(_CompressedTensors):
         return {
             "weight_packed": array.codes[:, 0::2] | array.codes[:, 1::2] << 4,
             "weight_scale": array.scales.astype(ml_dtypes.float8_e4m3fn),
-            "weight_global_scale": np.array([1 / np.float32(array.global_scale)], np.float32),
+            "weight_global_scale": np.array([1 / array.global_scale], np.float32),
         }
