@@ -9,7 +9,6 @@ import numpy as np
 
 from atlas.errors import ConfigError
 from atlas.models import family_of
-from atlas.models.family import WeightSource
 from atlas.quantize.progress import Progress
 from atlas.runtime.program import Launch
 from atlas.runtime.runner import Runner, RunnerOptions
@@ -39,9 +38,7 @@ class Inputs:
 
 
 def collect(checkpoint: Checkpoint, text: str, tokens: int, progress: Progress) -> dict[str, Inputs]:
-    """Run the first `tokens` tokens of `text` through the model in float32 on the CPU.
-
-    Returns the inputs of every matrix, by the name of its tensor in the checkpoint.
+    """`collect_ids` of the first `tokens` tokens of a text.
 
     Raises:
         ConfigError: the text is shorter than one sequence.
@@ -51,6 +48,14 @@ def collect(checkpoint: Checkpoint, text: str, tokens: int, progress: Progress) 
     ids = tokenizer.encode(text, add_special_tokens=True)[:tokens]
     if len(ids) < min(CONTEXT, tokens):
         raise ConfigError("--calibration", f"a text of {len(ids)} tokens", f"at least {min(CONTEXT, tokens)} tokens")
+    return collect_ids(checkpoint, ids, progress)
+
+
+def collect_ids(checkpoint: Checkpoint, ids: list[int], progress: Progress) -> dict[str, Inputs]:
+    """Run tokens through the model in float32 on the CPU, in sequences of CONTEXT.
+
+    Returns the inputs of every matrix, by the name of its tensor in the checkpoint.
+    """
     runner = _load(checkpoint)
     context = min(CONTEXT, runner.max_context)
     keep = np.zeros(len(ids), bool)
@@ -75,12 +80,6 @@ def matrix_of(launch: Launch) -> str | None:
     if launch.key.op != "linear" or ("rows", "n_rows") not in launch.dims:
         return None
     return dict(launch.operands)["weight"]
-
-
-def sources_of(checkpoint: Checkpoint) -> Mapping[str, WeightSource]:
-    """Weight buffer -> where it comes from in the checkpoint."""
-    family = family_of(checkpoint.config)
-    return family.weights(family.configure(checkpoint.config, Shard()), checkpoint.tensors)
 
 
 class _Statistics:
