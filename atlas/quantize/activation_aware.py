@@ -28,7 +28,7 @@ from atlas.weights import Checkpoint
 from atlas.weights.quantized import Array
 from atlas.weights.safetensors import DTYPES
 
-_ALPHAS = tuple(i / 20 for i in range(21))
+_ALPHAS = tuple(i / 10 for i in range(11))
 
 _SEARCH_ROWS = 512
 """Rows of each matrix on which alpha is judged, evenly spaced: the error of 512 outputs ranks scales as that of all."""
@@ -111,21 +111,20 @@ def _best(checkpoint: Checkpoint, one: _Set, inputs: Inputs, layout: Layout) -> 
     """The scales with the smallest output error, [channels before spreading]; None where changing nothing is best."""
     parts = []
     for tensor in one.matrices:
-        n = checkpoint.tensors[tensor].shape[0]
         values = np.asarray(checkpoint.read(tensor), np.float32)
-        parts.append((tensor, values[:: max(1, n // _SEARCH_ROWS)]))
+        parts.append((tensor, values[:: max(1, len(values) // _SEARCH_ROWS)]))
     magnitude = _gather(inputs.mean_abs, one.heads)
     best: tuple[float, Array | None] = (np.inf, None)
     for alpha in _ALPHAS:
         scales = _exact(checkpoint, one, _scales(magnitude, alpha)) if alpha else None
         columns = None if scales is None else _spread(scales, one.heads)
         change = Change(columns)
-        error = 0.0
+        importance = change.importance(inputs)
+        differences = []
         for tensor, values in parts:
-            context = Context(tensor, importance=change.importance(inputs))
-            rounded = layout.quantize(change.apply(values), context).dequantize()
-            rounded = rounded if columns is None else rounded / columns
-            error += float(np.square(inputs.rows @ (rounded - values).T, dtype=np.float64).sum())
+            rounded = layout.quantize(change.apply(values), Context(tensor, importance=importance)).dequantize()
+            differences.append((rounded if columns is None else rounded / columns) - values)
+        error = float(np.square(inputs.rows @ np.concatenate(differences).T, dtype=np.float64).sum())
         if error < best[0]:
             best = (error, scales)
     return best[1]

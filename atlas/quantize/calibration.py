@@ -20,7 +20,7 @@ from atlas.weights.quantized import Array
 CONTEXT = 512
 """Tokens of one calibration sequence."""
 
-SAMPLES = 512
+SAMPLES = 256
 """Input rows kept of each matrix, evenly spaced over the text: what a choice of scales is judged on."""
 
 
