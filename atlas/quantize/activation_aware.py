@@ -221,7 +221,7 @@ def _foldable(
         source = sources[operands["weight"]]
         if len(source.tensors) != 1:
             return None
-        return _Set(matrices, source.tensors[0], float(getattr(source, "add", 0.0)))
+        return _Set(matrices, source.tensors[0], source.add)
 
     def writer(buffer: str) -> Launch:
         """Who wrote a buffer before this launch ran."""

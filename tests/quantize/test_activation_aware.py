@@ -15,6 +15,7 @@ from atlas.quantize import activation_aware, calibration
 from atlas.quantize.job import Options, plan, run
 from atlas.quantize.progress import Progress
 from atlas.weights import Checkpoint, open_checkpoint
+from tests import family_models
 from tests.models.run import load, logits
 from tests.quantize.conftest import write_model
 from tests.quantize.test_layouts import stored
@@ -24,13 +25,16 @@ Array = np.ndarray[Any, Any]
 
 def outliers(folder: Path, seed: int, dtype: Any = np.float32, **changes: Any) -> Path:
     """A model some of whose channels carry activations 20 times those of others, as in trained models."""
-    model = write_model(folder, seed, dtype, **changes)
+    return with_outliers(write_model(folder, seed, dtype, **changes), seed)
+
+
+def with_outliers(model: Path, seed: int) -> Path:
     rng = np.random.default_rng(seed)
     tensors = {name: values.copy() for name, values in load_file(model / "model.safetensors").items()}
     for name, values in tensors.items():
         if name.endswith("layernorm.weight"):
             values[rng.choice(len(values), 6, replace=False)] *= 20
-        if name.endswith(("up_proj.weight", "v_proj.weight")):
+        if name.endswith(("up_proj.weight", "v_proj.weight", "qkv_proj.weight")):
             values[rng.choice(len(values), 4, replace=False)] *= 10
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     return model
@@ -49,11 +53,18 @@ def rewritten(source: Path, folder: Path, tensors: dict[str, Array]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (4, 1)])
-def test_the_changes_leave_the_model_as_it_was(heads: int, kv_heads: int, tmp_path: Path) -> None:
-    """Every tensor changed and none rounded: the logits are those of the original."""
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "llama-biases", "mistral-window", "qwen3-biases", "gemma3", "phi3", "granite-biases", "moe-dense-layer"],
+)
+def test_the_changes_leave_the_model_as_it_was(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor changed and none rounded: the logits are those of the original, in every family."""
     seed = int(np.random.default_rng().integers(1 << 30))
-    model = outliers(tmp_path / "model", seed, num_attention_heads=heads, num_key_value_heads=kv_heads)
+    if family == "llama":
+        model = outliers(tmp_path / "model", seed, num_key_value_heads=1)
+    else:
+        monkeypatch.setitem(family_models.BASE, "intermediate_size", 192)  # which groups divide
+        model = with_outliers(family_models.write(tmp_path / "model", family, seed % 1000), seed)
     options = Options("int4-awq", "compressed-tensors", "32", calibration="stands for a text")
     with open_checkpoint(model) as checkpoint:
         inputs, ids = inputs_of(checkpoint)
@@ -63,20 +74,16 @@ def test_the_changes_leave_the_model_as_it_was(heads: int, kv_heads: int, tmp_pa
             name: changes.get(name, activation_aware.Change()).apply(np.asarray(checkpoint.read(name), np.float32))
             for name in checkpoint.tensors
         }
-    changed = {name.rpartition(".layers.1.")[2] for name in changes if ".layers.1." in name}
-    # Outliers of both norms, of v and of up: every set must have found scales.
-    assert changed >= {
-        "input_layernorm.weight",
-        "post_attention_layernorm.weight",
-        "self_attn.q_proj.weight",
-        "self_attn.v_proj.weight",
-        "self_attn.o_proj.weight",
-        "mlp.up_proj.weight",
-        "mlp.down_proj.weight",
-    }
+    # Both norms, v and up have outliers: most sets must have found scales, of every kind.
+    dense = [linear.tensor for linear in selection.linears if ".experts." not in linear.module]
+    assert sum(name in changes and changes[name].columns is not None for name in dense) > 0.6 * len(dense)
+    assert any(change.values is not None for change in changes.values())
+    assert any(change.rows is not None for change in changes.values())
+    assert not any(".experts." in name or ".mlp.gate." in name for name in changes)
     expected = logits(load(model, "cpu", "f32"), ids)
     actual = logits(load(rewritten(model, tmp_path / "changed", values), "cpu", "f32"), ids)
-    assert np.linalg.norm(actual - expected) < 1e-5 * np.linalg.norm(expected)
+    # Sharp attention over outliers enlarges what float32 rounds; a forgotten bias gives 0.06, a forgotten 1 + w 0.25.
+    assert relative(actual, expected) < 1e-3
 
 
 def test_norms_in_bfloat16_are_divided_without_rounding(tmp_path: Path) -> None:
