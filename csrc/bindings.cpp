@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <limits>
 #include <optional>
 
 #include "core/backend.h"
@@ -145,7 +146,8 @@ PYBIND11_MODULE(_core, m) {
       .def("run_timed", &Backend::run_timed, py::call_guard<py::gil_scoped_release>())
       .def("synchronize", &Backend::synchronize, py::call_guard<py::gil_scoped_release>());
 
-  m.def("cpu_backend", &make_cpu_backend, py::arg("n_threads"), py::arg("level") = "");
+  m.def("cpu_backend", &make_cpu_backend, py::arg("n_threads"), py::arg("level") = "",
+        py::arg("cores") = std::numeric_limits<int>::max());
   m.def("cpu_levels", [] {
     std::vector<std::string> usable;
     for (const CpuLevel& level : cpu_levels()) {

@@ -149,7 +149,8 @@ def cpu_backend(threads: int | None = None, level: str = "") -> CoreBackend:
         DeviceError: no such level, or none that is usable here.
     """
     core = extension()
-    backend = core.cpu_backend(threads or host.allowed_cores(), level)
+    cores = host.allowed_cores()
+    backend = core.cpu_backend(threads or cores, level, cores)
     _warn_of_failed_levels(core)
     return CoreBackend("cpu", backend)
 

@@ -75,9 +75,9 @@ class Backend {
   }
 };
 
-// n_threads workers, kernels of `level` ("" = the best usable one); an op without a kernel there
-// runs the next lower level's.
-std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& level);
+// n_threads workers, of which the process may run `cores` at once; kernels of `level` ("" = the
+// best usable one); an op without a kernel there runs the next lower level's.
+std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& level, int cores);
 
 // Memory nodes near this process's CPUs (csrc/cpu/numa.h), over which an arena is spread, and what
 // keeps this process from spreading memory over them; empty if nothing does.

@@ -87,8 +87,8 @@ struct CpuProgram {
 class CpuBackend final : public Backend {
  public:
   // levels: the one to use, then those that stand in for kernels it does not have. Not empty.
-  CpuBackend(int n_threads, std::vector<std::string> levels)
-      : levels_(std::move(levels)), pool_(n_threads) {}
+  CpuBackend(int n_threads, int cores, std::vector<std::string> levels)
+      : levels_(std::move(levels)), pool_(n_threads, cores) {}
 
   std::string describe() const override {
     return "cpu, " + describe_levels() + ", " + std::to_string(pool_.n_workers()) + " threads";
@@ -293,7 +293,7 @@ std::string interleave_obstacle() {
   return interleave(memory.data(), memory.size(), memory_nodes(kNodes));
 }
 
-std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& level) {
+std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& level, int cores) {
   std::vector<std::string> levels = usable_cpu_levels(level);
   if (levels.empty()) {
     std::string found;
@@ -311,7 +311,7 @@ std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& leve
     throw DeviceFault("cpu level: " + what + " is not usable here; accepted: " +
                       join(usable_cpu_levels("")) + " (" + found + ")");
   }
-  return std::make_unique<CpuBackend>(n_threads, std::move(levels));
+  return std::make_unique<CpuBackend>(n_threads, cores, std::move(levels));
 }
 
 }  // namespace atlas

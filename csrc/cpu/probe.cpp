@@ -123,7 +123,7 @@ double rate(ThreadPool& pool, double (*loop)()) {
 }  // namespace
 
 CpuRates measure_cpu_rates(int threads) {
-  ThreadPool pool(threads);
+  ThreadPool pool(threads, threads);
   CpuRates rates = {};
   uint64_t (*read)(const std::byte*, size_t) = read_baseline;
   double (*fma)() = fma_baseline;

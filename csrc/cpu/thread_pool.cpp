@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -35,14 +36,13 @@ void pause_cpu() {
 
 // Fields that workers write are on cache lines of their own.
 struct ThreadPool::State {
-  explicit State(int workers) : n_workers(workers), owner(getpid()) {
-    // With more workers than cores a spinning worker holds the core that another needs.
-    spins = n_workers <= affinity_cores();
-  }
+  // With more workers than cores a spinning worker holds the core that another needs.
+  State(int workers, int cores)
+      : n_workers(workers), owner(getpid()), spins(workers <= std::min(cores, affinity_cores())) {}
 
   const int n_workers;
   const pid_t owner;
-  bool spins;
+  const bool spins;
   std::vector<std::thread> threads;
 
   Job job = nullptr;
@@ -118,11 +118,11 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int n_workers) {
+ThreadPool::ThreadPool(int n_workers, int cores) {
   if (n_workers < 1) {
     throw DeviceFault("cpu threads: " + std::to_string(n_workers) + "; accepted: 1 or more");
   }
-  state_ = std::make_unique<State>(n_workers);
+  state_ = std::make_unique<State>(n_workers, cores);
   State* state = state_.get();
   try {
     for (int worker = 1; worker < n_workers; ++worker) {

@@ -17,8 +17,9 @@ class ThreadPool {
  public:
   using Job = void (*)(void* context, int worker);
 
-  // `n_workers` >= 1, the calling thread included. Throws DeviceFault if threads cannot start.
-  explicit ThreadPool(int n_workers);
+  // `n_workers` >= 1, the calling thread included, of which `cores` may run at once: a quota that
+  // the process's affinity does not show. Throws DeviceFault if threads cannot start.
+  ThreadPool(int n_workers, int cores);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;

@@ -160,11 +160,13 @@ void accumulate_block(int64_t rows, Tile<X, Weight> tile) {
 
 // A block of rows as tiles read it: x itself, or a copy.
 ATLAS_INLINE const float* tile_x(const float* x, int64_t, int64_t, float*) { return x; }
-ATLAS_INLINE const float* tile_x(const Bf16* x, int64_t rows, int64_t k, float* copy) {
+[[maybe_unused]] ATLAS_INLINE const float* tile_x(const Bf16* x, int64_t rows, int64_t k,
+                                                  float* copy) {
   for_lanes(rows * k, [&](int64_t i, auto count) { store(copy + i, load(x + i, count), count); });
   return copy;
 }
-ATLAS_INLINE const Pair* tile_x(const Bf16* x, int64_t rows, int64_t k, Pair* copy) {
+[[maybe_unused]] ATLAS_INLINE const Pair* tile_x(const Bf16* x, int64_t rows, int64_t k,
+                                                 Pair* copy) {
   if (k % 2 == 0) return reinterpret_cast<const Pair*>(x);
   for (int64_t r = 0; r < rows; ++r, x += k, copy += (k + 1) / 2) {
     copy[k / 2].bits = 0;

@@ -147,6 +147,14 @@ def test_memory_nodes_are_those_of_the_cpus_in_use(tmp_path) -> None:
     assert len(nodes()) >= 1
 
 
+def test_more_workers_than_a_quota_of_cores() -> None:
+    """They must offer their core at once, and still finish."""
+    backend = core.extension().cpu_backend(4, "", 1)
+    assert backend.describe().endswith("4 threads")
+    backend, handle = adds(4, 50)
+    backend.run(handle, 0, 50)
+
+
 def test_idle_threads_sleep() -> None:
     backend, handle = adds(4, 1)
     backend.run(handle, 0, 1)
