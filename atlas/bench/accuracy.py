@@ -134,7 +134,7 @@ def _score(llm: LLM, ids: list[int], window: int, stride: int, kept: Any, *, fir
         scores.kl[rows] = terms.sum(axis=1, dtype=np.float64)
         scores.top1[rows] = log_p.argmax(axis=1) == known.argmax(axis=1)
 
-    llm._score([scored for _, scored in parts], take)
+    llm.score([scored for _, scored in parts], take)
     return scores
 
 

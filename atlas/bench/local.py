@@ -45,7 +45,7 @@ class LocalTarget:
             while waiting or running:
                 while waiting and len(running) < concurrency:
                     prompt = waiting.pop()
-                    submission = self.llm._thread.submission(1)
+                    submission = self.llm.engine_thread.submission(1)
                     submission.mailbox = mailbox
                     record = Record(time.perf_counter(), len(prompt))
                     records.append(record)

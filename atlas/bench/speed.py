@@ -69,7 +69,11 @@ def measure(
             if case.prompt_tokens + case.output_tokens > local.llm.max_context:
                 found = f"{case.prompt_tokens} + {case.output_tokens} tokens"
                 raise ConfigError(case.kind, found, f"at most {local.llm.max_context}, the context")
-    rates = local.llm._thread.call(lambda e: roofline.measured_rates(e.runner, threads)) if local is not None else None
+    rates = (
+        local.llm.engine_thread.call(lambda e: roofline.measured_rates(e.runner, threads))
+        if local is not None
+        else None
+    )
     results = []
     for index, case in enumerate(wanted):
         runs: list[list[Record]] = []
@@ -98,7 +102,7 @@ def _roofline(
 
     A ladder's is of a whole request: its prompt by itself, then its share of steps of `concurrency` sequences.
     """
-    call = target.llm._thread.call
+    call = target.llm.engine_thread.call
     prompt = call(lambda engine: roofline.prefill_cost(engine, case.prompt_tokens))
     position = case.prompt_tokens + case.output_tokens // 2
     decode = call(lambda engine: roofline.decode_cost(engine, case.concurrency, position))

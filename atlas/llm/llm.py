@@ -28,6 +28,7 @@ from atlas.llm.outputs import RequestOutput, StreamOutput
 from atlas.llm.prompts import Prompt
 from atlas.llm.sampling_params import SamplingParams
 from atlas.llm.scoring import Array, Perplexity, Scored
+from atlas.runtime.progress import WeightsBar
 from atlas.runtime.runner import Runner, RunnerOptions
 from atlas.text.chat_template import ChatTemplate
 from atlas.tokenizer import Tokenizer
@@ -56,6 +57,11 @@ class LLM:
     own, and a process may hold several. Ctrl-C, or leaving a stream before its end, aborts that call alone
     and frees its KV blocks.
 
+    Attributes:
+        model, backend, kernel_set: what was loaded, on what.   max_context: tokens of prompt and answer together.
+        vocab_size: rows of the logits.   default_sampling_params: those of the model's makers.
+        engine_thread: the engine's owner, for tools that measure (atlas/bench).
+
     `close()` (or the `with` statement) ends the thread and frees the memory; so does dropping the last reference.
 
     Raises:
@@ -69,22 +75,19 @@ class LLM:
             self._tokenizer, self._no_tokenizer = _open_tokenizer(checkpoint)
             self._ends = self._tokenizer.eos_token_ids if self._tokenizer else _ends(checkpoint)
             defaults = SamplingDefaults.of_model(checkpoint.generation_config)
-            options_of_runner = RunnerOptions.of(config.engine(path))
-            rows = max(config.max_seqs, _LOGIT_ROWS)
-            runner = Runner.load(checkpoint, dataclasses.replace(options_of_runner, max_logits=rows))
+            limits = dataclasses.replace(
+                RunnerOptions.of(config.engine(path)), max_logits=max(config.max_seqs, _LOGIT_ROWS)
+            )
+            runner = Runner.load(checkpoint, limits, weights_progress=WeightsBar())
         self._template: ChatTemplate | None = None
         self.default_sampling_params = SamplingParams.of_model(defaults)
         self.model = config.model_name
         self.max_context, self.vocab_size = runner.max_context, runner.config.shape.vocab_size
-        self.backend, self.kernel_set, self.load_seconds = (
-            runner.backend.describe(),
-            runner.choice.name,
-            dict(runner.ledger),
-        )
+        self.backend, self.kernel_set = runner.backend.describe(), runner.choice.name
         self._n_seqs, self._n_blocks = runner.limits.n_seqs, runner.limits.n_blocks
-        self._thread = EngineThread(Engine(runner))
+        self.engine_thread = EngineThread(Engine(runner))
         # Not __del__: a finaliser also runs when the interpreter exits, before threads are frozen.
-        self._finalizer = weakref.finalize(self, self._thread.close)
+        self._finalizer = weakref.finalize(self, self.engine_thread.close)
 
     # ---- life ----------------------------------------------------------------------------------
 
@@ -107,7 +110,7 @@ class LLM:
 
     def stats(self) -> Stats:
         """Requests and KV blocks, a snapshot between two steps."""
-        return self._thread.call(lambda engine: engine.stats())
+        return self.engine_thread.call(lambda engine: engine.stats())
 
     # ---- text ----------------------------------------------------------------------------------
 
@@ -223,7 +226,7 @@ class LLM:
     def _outputs(
         self, collector: Collector, ids: list[list[int]], requests: list[Any]
     ) -> Generator[StreamOutput, None, None]:
-        submission = self._thread.submission(len(requests))
+        submission = self.engine_thread.submission(len(requests))
         try:
             if requests:
                 submission.send(ids, requests)
@@ -281,7 +284,7 @@ class LLM:
         def keep(index: int, position: int, rows: Array) -> None:
             results[index][position : position + len(rows)] = rows
 
-        self._score(sequences, keep)
+        self.score(sequences, keep)
         return results[0] if parts and parts[0][0] == "prompt" else results
 
     def perplexity(self, text: str | Sequence[int], window: int | None = None, stride: int | None = None) -> Perplexity:
@@ -308,7 +311,7 @@ class LLM:
             begin = parts[index][0] + position + 1
             nll[begin : begin + len(rows)] = scoring.token_nll(rows, targets[begin : begin + len(rows)])
 
-        self._score([scored for _, scored in parts], score)
+        self.score([scored for _, scored in parts], score)
         return scoring.perplexity_of(nll[1:], window, stride)
 
     def windowing(self, window: int | None = None, stride: int | None = None) -> tuple[int, int]:
@@ -321,13 +324,15 @@ class LLM:
             raise RequestError("stride", str(stride), f"1 to {window - 1}, less than the window")
         return window, stride
 
-    def _score(self, sequences: list[Scored], consume: scoring.Consume) -> None:
+    def score(self, sequences: list[Scored], consume: scoring.Consume) -> None:
+        """Teacher-forced logits piece by piece, for what must not hold them all: `consume` gets them in the engine's
+        thread. Sequences are ids of the vocabulary, each 1 to max_context long; nothing is checked here."""
         stop = threading.Event()
         try:
             for group in scoring.groups(sequences, self._n_blocks, self._n_seqs):
                 blocks = sum(sequences[index].blocks for index in group)
                 work = partial(scoring.run, sequences=sequences, group=group, consume=consume, stop=stop)
-                self._thread.call(work, blocks)
+                self.engine_thread.call(work, blocks)
         finally:
             stop.set()  # Ctrl-C: the group that runs ends after its step
 

@@ -76,21 +76,21 @@ def test_roofline_by_hand(target: LocalTarget) -> None:
     """The tiny model in f32: every matrix once, the KV cache of three sequences."""
     hidden, inner, vocab, layers, q, kv = 64, 96, 320, 2, 128, 64
     weights = layers * ((q + 2 * kv) * hidden + q * hidden + 3 * hidden * inner) + vocab * hidden
-    moved, operations = target.llm._thread.call(lambda engine: roofline.decode_cost(engine, 3, 40))
+    moved, operations = target.llm.engine_thread.call(lambda engine: roofline.decode_cost(engine, 3, 40))
     assert operations == 3 * (2 * weights + layers * 4 * 41 * q)
     least = 4 * weights + layers * 2 * 4 * 3 * 41 * kv
     assert least < moved < 1.25 * least, "activations, norms and the new rows of the cache come on top"
-    prompt = target.llm._thread.call(lambda engine: roofline.prefill_cost(engine, 50))
+    prompt = target.llm.engine_thread.call(lambda engine: roofline.prefill_cost(engine, 50))
     pairs = layers * 4 * q * 50 * 51 // 2
     assert prompt[1] == 50 * 2 * (weights - vocab * hidden) + 2 * vocab * hidden + pairs
-    line = target.llm._thread.call(lambda e: roofline.line(e.runner, RATES, (200_000_000, 100_000_000), 4, 8.0))
+    line = target.llm.engine_thread.call(lambda e: roofline.line(e.runner, RATES, (200_000_000, 100_000_000), 4, 8.0))
     assert (line["bandwidth_share"], line["arithmetic_share"], line["bound"]) == (0.4, 0.2, "memory")
     assert line["bytes_per_token"] == 50_000_000 and line["arithmetic"] == "f32"
     assert "40% of 1.0 GB/s" in roofline.sentence(line)
 
 
 def test_the_machines_rates_are_measured(target: LocalTarget) -> None:
-    rates = target.llm._thread.call(lambda engine: roofline.measured_rates(engine.runner, 1))
+    rates = target.llm.engine_thread.call(lambda engine: roofline.measured_rates(engine.runner, 1))
     assert rates is not None and 1e8 < rates["read"] < 1e12 and 1e8 < rates["f32"] < 1e13
 
 

@@ -179,10 +179,10 @@ def test_64_streams_under_pressure(model: Path) -> None:
         for thread in threads:
             thread.join(300)
         assert not failures
-        assert llm._thread.call(lambda engine: engine.scheduler.preemptions) > 0
+        assert llm.engine_thread.call(lambda engine: engine.scheduler.preemptions) > 0
         gc.collect()
         assert idle(llm)
-        llm._thread.call(lambda engine: engine.pool.check_integrity())
+        llm.engine_thread.call(lambda engine: engine.pool.check_integrity())
     assert resources() == before
     assert {index for index, case in enumerate(cases) if case[2] is None} <= set(got)
     for index, (ids, text) in got.items():
