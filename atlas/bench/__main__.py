@@ -24,8 +24,9 @@ from atlas.llm import LLM
 def main(argv: Sequence[str]) -> int:
     """The exit code: 0, 1 where a request failed, 2 for wrong settings."""
     given = flags.parser().parse_args(argv)
+    where = machine.describe()  # now: files may change while it runs
     try:
-        return _accuracy(given) if given.command == "quant-accuracy" else _speed(given)
+        return _accuracy(given, where) if given.command == "quant-accuracy" else _speed(given, where)
     except AtlasError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -38,13 +39,13 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(config, name) for name in said}
 
 
-def _result(given: argparse.Namespace, **more: Any) -> dict[str, Any]:
+def _result(given: argparse.Namespace, where: dict[str, Any], **more: Any) -> dict[str, Any]:
     """What goes into the JSON. Of files the name only: a folder says nothing to others."""
     settings = {name: value for name, value in vars(given).items() if name not in ("json", "plot", "api_key")}
     return {
         "what": f"python -m atlas.bench {given.command}",
         "settings": {name: value.name if isinstance(value, Path) else value for name, value in settings.items()},
-        **machine.describe(),
+        **where,
         **more,
     }
 
@@ -69,7 +70,7 @@ def _finite(value: Any) -> Any:
 # ---- speed -----------------------------------------------------------------------------------------
 
 
-def _speed(given: argparse.Namespace) -> int:
+def _speed(given: argparse.Namespace, where: dict[str, Any]) -> int:
     output = getattr(given, "output_tokens", 1)
     levels = getattr(given, "concurrency", [1])
     cases = speed.cases(given.command, given.prompt_tokens, output, levels, getattr(given, "requests", 1))
@@ -99,7 +100,7 @@ def _speed(given: argparse.Namespace) -> int:
         )
     finally:
         target.close()
-    _write(given.json, _result(given, target=target.description, cases=results))
+    _write(given.json, _result(given, where, target=target.description, cases=results))
     if getattr(given, "plot", None) is not None:
         given.plot.write_text(_chart(target.description, results))
     return int(any(result["failures"] for result in results))
@@ -155,7 +156,7 @@ def _chart(description: dict[str, Any], results: Sequence[dict[str, Any]]) -> st
 # ---- accuracy ----------------------------------------------------------------------------------------
 
 
-def _accuracy(given: argparse.Namespace) -> int:
+def _accuracy(given: argparse.Namespace, where: dict[str, Any]) -> int:
     try:
         text = given.text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -175,7 +176,7 @@ def _accuracy(given: argparse.Namespace) -> int:
         options=options,
         report=lambda row: show(accuracy.table_line(row)),
     )
-    _write(given.json, _result(given, text_sha256=hashlib.sha256(text.encode()).hexdigest(), **found))
+    _write(given.json, _result(given, where, text_sha256=hashlib.sha256(text.encode()).hexdigest(), **found))
     return 0
 
 
