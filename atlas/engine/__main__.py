@@ -109,12 +109,17 @@ def load(config: EngineConfig, channel: Channel) -> Engine:
     channel.send(messages.Loading("open checkpoint"))
     started = time.perf_counter()
     # Imported here: NumPy and the extension take longer to load than the socket takes to connect.
+    from atlas.runtime.progress import WeightsBar
     from atlas.runtime.runner import Runner, RunnerOptions
     from atlas.weights import open_checkpoint
 
     with open_checkpoint(Path(config.model)) as checkpoint:
         opened = time.perf_counter() - started
-        runner = Runner.load(checkpoint, RunnerOptions.of(config), lambda stage: channel.send(messages.Loading(stage)))
+
+        def report(stage: str) -> None:
+            channel.send(messages.Loading(stage))
+
+        runner = Runner.load(checkpoint, RunnerOptions.of(config), report, WeightsBar(report))
     channel.send(
         messages.Ready(
             backend=runner.backend.describe(),
