@@ -66,6 +66,7 @@ def run(
         for index in group:
             sequence = EngineSequence("", 0, sequences[index].tokens, SamplingParams(max_tokens=1))
             sequence.slot = 0  # read by nobody: every row names its token
+            sequence.rope_set = runner.config.rope_set(len(sequence.tokens))
             sequence.blocks = engine.pool.allocate(sequences[index].blocks)
             pending.append((index, sequence))
         unfinished = list(pending)

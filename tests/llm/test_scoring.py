@@ -12,8 +12,12 @@ import pytest
 from atlas.errors import RequestError
 from atlas.llm import LLM, SamplingParams
 from atlas.llm.scoring import block_means, token_nll, windows
+from tests import family_models
 from tests.llm.test_generate import idle
 from tests.models.test_smollm2 import MAX_ABS, REL_L2, relative_l2
+from tests.oracle.make_families_oracle import ORACLE as FAMILIES
+from tests.oracle.make_families_oracle import ROWS as FAMILY_ROWS
+from tests.oracle.make_families_oracle import SEED
 from tests.oracle.make_tiny_oracle import ORACLE, ROWS, checkpoint, ids
 
 
@@ -32,6 +36,17 @@ def test_logits_are_those_of_transformers(tmp_path: Path, variant: str, limits: 
         assert isinstance(many, list) and [len(rows) for rows in many] == [1, 100, *[50] * 68]
         assert all(rows.tobytes() == logits[: len(rows)].tobytes() for rows in many)
         assert idle(llm)
+
+
+@pytest.mark.parametrize("family", ["llama-longrope", "gemma3", "mistral-window", "phi3-long"])
+def test_logits_of_families_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+    """Windows, several RoPEs, and LongRoPE, whose frequencies follow from a sequence's whole length."""
+    with np.load(FAMILIES) as oracle:
+        expected = oracle[f"{family}.logits"]
+    with LLM(family_models.write(tmp_path, family, SEED), backend="cpu", quant="f32", max_rows=37) as llm:
+        short, logits = llm.logits([ids(family_models.VOCAB)[:20], ids(family_models.VOCAB)])
+    assert relative_l2(logits[list(FAMILY_ROWS)], expected) <= REL_L2
+    assert (np.abs(short - logits[:20]).max() > 1e-2) == (family in ("llama-longrope", "phi3-long"))
 
 
 def nll_by_definition(llm: LLM, tokens: list[int], window: int, stride: int) -> list[float]:
