@@ -54,49 +54,6 @@ ATLAS_INLINE int64_t padded_to(int64_t dim, int64_t padding) {
 // Wide enough for either arithmetic.
 ATLAS_INLINE int64_t padded_dim(const Heads& heads) { return padded_to(heads.dim, 2 * kLanes); }
 
-// The largest score, the sum of weights and the weighted sum of V of one query over some tokens;
-// the two sums relative to the largest score.
-struct Softmax {
-  float* largest;
-  float* total;
-  float* sum;
-};
-
-// e^(score - reference), 0 where no score was larger than -inf.
-ATLAS_INLINE float reference_of(float largest) {
-  return largest == -__builtin_inff() ? 0.0f : largest;
-}
-
-// Takes `part`, of a later chunk, into `all`.
-ATLAS_INLINE void combine(const Softmax& all, const Softmax& part, int64_t padded) {
-  const float top = *part.largest > *all.largest ? *part.largest : *all.largest;
-  const F32x16 keep = exp(splat(*all.largest - reference_of(top)));
-  const F32x16 take = exp(splat(*part.largest - reference_of(top)));
-  const F32x16 total = splat(*all.total) * keep + splat(*part.total) * take;
-  for (int64_t i = 0; i < padded; i += kLanes) {
-    store(all.sum + i, load(all.sum + i) * keep + load(part.sum + i) * take);
-  }
-  *all.largest = top;
-  *all.total = total.part[0][0];
-}
-
-// Consecutive rows of one sequence, the first at `position`; `per_kv` query heads of each of `n_kv`
-// KV heads. Queries are numbered by KV head, then row, then head.
-struct Tile {
-  int64_t begin, end, position, seq;
-  int64_t kv_begin, n_kv, head_begin, per_kv;
-
-  ATLAS_INLINE int64_t rows() const { return end - begin; }
-  ATLAS_INLINE int64_t queries() const { return n_kv * rows() * per_kv; }
-  ATLAS_INLINE int64_t first_query(int64_t kv, int64_t row) const {
-    return (kv * rows() + row) * per_kv;
-  }
-  ATLAS_INLINE int64_t row_of(int64_t query) const { return query / per_kv % rows(); }
-  ATLAS_INLINE int64_t head_of(int64_t query) const {
-    return head_begin + query / per_kv / rows() * per_kv + query % per_kv;
-  }
-};
-
 template <class Math, class T>
 struct Attention {
   using Element = typename Math::Element;

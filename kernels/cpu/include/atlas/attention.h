@@ -1,9 +1,10 @@
-// The inner products of attention over blocks of 16 tokens, in two arithmetics.
+// The parts of attention: inner products over blocks of 16 tokens in two arithmetics, the softmax
+// of a stretch of tokens, and the tile of queries that go through a context together.
 //
-// Both work on steps of one element per query and one vector per 16 results: `Wide` multiplies
-// fp32 numbers one at a time; `Pairs`, where the CPU has them, multiplies bf16 numbers two at a
-// time and sums in fp32. A query's result is one chain of steps in a fixed order, whatever else is
-// computed beside it.
+// Both arithmetics work on steps of one element per query and one vector per 16 results: `Wide`
+// multiplies fp32 numbers one at a time; `Pairs`, where the CPU has them, multiplies bf16 numbers
+// two at a time and sums in fp32. A query's result is one chain of steps in a fixed order, whatever
+// else is computed beside it.
 #pragma once
 
 #include "atlas/partition.h"
@@ -220,6 +221,49 @@ ATLAS_INLINE void tiles_of(int64_t begin, int64_t end, const Body& body) {
   for (; begin + most <= end; begin += most) body(begin, std::integral_constant<int, most>());
   if constexpr (most > 1) tiles_of<most - 1>(begin, end, body);
 }
+
+// The largest score, the sum of weights and the weighted sum of V of one query over some tokens;
+// the two sums relative to the largest score.
+struct Softmax {
+  float* largest;
+  float* total;
+  float* sum;
+};
+
+// e^(score - reference), 0 where no score was larger than -inf.
+ATLAS_INLINE float reference_of(float largest) {
+  return largest == -__builtin_inff() ? 0.0f : largest;
+}
+
+// Takes `part`, of a later chunk, into `all`.
+ATLAS_INLINE void combine(const Softmax& all, const Softmax& part, int64_t padded) {
+  const float top = *part.largest > *all.largest ? *part.largest : *all.largest;
+  const F32x16 keep = exp(splat(*all.largest - reference_of(top)));
+  const F32x16 take = exp(splat(*part.largest - reference_of(top)));
+  const F32x16 total = splat(*all.total) * keep + splat(*part.total) * take;
+  for (int64_t i = 0; i < padded; i += kLanes) {
+    store(all.sum + i, load(all.sum + i) * keep + load(part.sum + i) * take);
+  }
+  *all.largest = top;
+  *all.total = total.part[0][0];
+}
+
+// Consecutive rows of one sequence, the first at `position`; `per_kv` query heads of each of `n_kv`
+// KV heads. Queries are numbered by KV head, then row, then head.
+struct Tile {
+  int64_t begin, end, position, seq;
+  int64_t kv_begin, n_kv, head_begin, per_kv;
+
+  ATLAS_INLINE int64_t rows() const { return end - begin; }
+  ATLAS_INLINE int64_t queries() const { return n_kv * rows() * per_kv; }
+  ATLAS_INLINE int64_t first_query(int64_t kv, int64_t row) const {
+    return (kv * rows() + row) * per_kv;
+  }
+  ATLAS_INLINE int64_t row_of(int64_t query) const { return query / per_kv % rows(); }
+  ATLAS_INLINE int64_t head_of(int64_t query) const {
+    return head_begin + query / per_kv / rows() * per_kv + query % per_kv;
+  }
+};
 
 }  // namespace
 }  // namespace atlas
