@@ -11,6 +11,8 @@ from atlas.ops.gather_rows import GATHER_ROWS
 from atlas.ops.linear import LINEAR
 from atlas.ops.linear_a8 import LINEAR_A8
 from atlas.ops.logprobs import LOGPROBS
+from atlas.ops.moe_mlp import MOE_MLP
+from atlas.ops.moe_route import MOE_ROUTE
 from atlas.ops.op import Op, Operand
 from atlas.ops.paged_attention import PAGED_ATTENTION
 from atlas.ops.residual_add import RESIDUAL_ADD
@@ -28,6 +30,8 @@ OPS = {
         ROPE_KV_APPEND,
         PAGED_ATTENTION,
         GATED_ACTIVATION,
+        MOE_ROUTE,
+        MOE_MLP,
         RESIDUAL_ADD,
         GATHER_ROWS,
         ADJUST_LOGITS,

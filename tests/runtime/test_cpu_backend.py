@@ -17,6 +17,9 @@ from tests.contract import harness
 from tests.contract.conftest import cpu_device
 from tests.contract.harness import Case, case
 from tests.contract.inputs import normal, paged
+from tests.contract.test_moe_mlp import SIZES as MOE_SIZES
+from tests.contract.test_moe_mlp import inputs as moe_inputs
+from tests.contract.test_moe_mlp import moe
 
 Given = dict[str, np.ndarray[Any, Any]]
 
@@ -40,6 +43,9 @@ def some_cases(rng: np.random.Generator) -> list[tuple[Case, Given]]:
             cases.append((c, {**paged(c, rng), **cache}))
         c = case("gated_activation", {"gate_up": "f32", "out": dtype}, intermediate=100, activation=0, rows=3)
         cases.append((c, {"gate_up": normal(c, "gate_up", rng, 3.0)}))
+        for rows in (1, 70):
+            c = moe(dtype, MOE_SIZES[2], rows)
+            cases.append((c, moe_inputs(c, rng)))
         c = case("rms_norm", dtype, hidden=100, eps=1e-5, rows=5)
         cases.append((c, {"x": normal(c, "x", rng), "weight": normal(c, "weight", rng)}))
     return cases
