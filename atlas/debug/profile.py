@@ -76,7 +76,7 @@ def fill_step(runner: Runner, seqs: int, rows: int, position: int) -> None:
     block.block_table[:seqs, :blocks] = rng.permutation(limits.n_blocks)[: seqs * blocks].reshape(seqs, blocks)
     block.logit_row[:seqs] = np.arange(1, seqs + 1) * rows - 1
     block.logit_position[:seqs] = position + rows
-    block.logit_mask[:seqs] = -1
+    block.logit_mask[:seqs] = block.logit_n_top[:seqs] = block.logit_target[:seqs] = -1
 
 
 def cost(runner: Runner) -> tuple[int, int]:
