@@ -1,13 +1,14 @@
 """A `tokenizers` document from the metadata of a GGUF file.
 
-Byte-level BPE only (`tokenizer.ggml.model` = gpt2). The ids are those of llama.cpp, which defines
-what the metadata means; tests hold them against it for every pre-tokeniser in the table.
+Byte-level BPE (`tokenizer.ggml.model` = gpt2) and SentencePiece with scores (= llama: Llama 2, Mistral, Gemma). The
+ids are those of llama.cpp, which defines what the metadata means; tests hold them against it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,7 +17,10 @@ from atlas.errors import CheckpointError
 log = logging.getLogger(__name__)
 
 # tokenizer.ggml.token_type
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""What SentencePiece writes for a space."""
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -66,14 +70,23 @@ def tokenizer_documents(metadata: Mapping[str, Any], file: str) -> tuple[str, st
         CheckpointError: a tokenizer model or pre-tokeniser that is not known, a missing or contradictory
             field; names it and `file`.
     """
-    vocabulary = _Vocabulary(metadata, file)
+    model = metadata.get("tokenizer.ggml.model")
+    kinds: dict[Any, type[_Vocabulary]] = {"gpt2": _ByteLevel, "llama": _SentencePiece}
+    if not isinstance(model, str) or model not in kinds:
+        raise CheckpointError(
+            file,
+            f"tokenizer.ggml.model is {model!r}",
+            "gpt2 (byte-level BPE) or llama (SentencePiece)",
+            "use the model's safetensors directory, which has its own tokenizer.json",
+        )
+    vocabulary = kinds[model](metadata, file)
     config = vocabulary.config()
     return json.dumps(vocabulary.document(config), ensure_ascii=False), json.dumps(config, ensure_ascii=False)
 
 
 def warn_without_pre(metadata: Mapping[str, Any], file: str) -> None:
     """Say so, at every opening, when the metadata does not tell how to cut text."""
-    if "tokenizer.ggml.pre" not in metadata:
+    if "tokenizer.ggml.pre" not in metadata and metadata.get("tokenizer.ggml.model") != "llama":
         log.warning(
             "%s: tokenizer.ggml.pre is missing, so the pre-tokeniser 'default' is used, as in llama.cpp; "
             "the ids may differ from those the model was trained on: convert the model again",
@@ -81,22 +94,15 @@ def warn_without_pre(metadata: Mapping[str, Any], file: str) -> None:
         )
 
 
-class _Vocabulary:
-    """The tokenizer.ggml.* fields, checked."""
+class _Vocabulary(ABC):
+    """The tokenizer.ggml.* fields that both kinds of vocabulary have, checked."""
+
+    add_bos: bool
+    """Whether BOS is prepended when the metadata does not say."""
 
     def __init__(self, metadata: Mapping[str, Any], file: str) -> None:
         self.metadata, self.file = metadata, file
-        model = self.field("model")
-        if model != "gpt2":
-            raise CheckpointError(
-                file,
-                f"tokenizer.ggml.model is {model!r}",
-                "gpt2 (byte-level BPE)",
-                "use the model's safetensors directory, which has its own tokenizer.json",
-            )
-        self.pre = self._pre_tokenizer()
         self.tokens: list[str] = self._strings("tokens")
-        self.merges: list[str] = self._strings("merges")
         self.types: list[int] = self.field("token_type", [1] * len(self.tokens))
         if not isinstance(self.types, list) or len(self.types) != len(self.tokens):
             raise CheckpointError(file, "tokenizer.ggml.token_type differs in length from tokenizer.ggml.tokens")
@@ -114,17 +120,6 @@ class _Vocabulary:
             )
         return value
 
-    def _pre_tokenizer(self) -> PreTokenizer:
-        name = self.field("pre", "default")
-        if name not in PRE_TOKENIZERS:
-            raise CheckpointError(
-                self.file,
-                f"tokenizer.ggml.pre is {name!r}",
-                ", ".join(PRE_TOKENIZERS),
-                "use the model's safetensors directory, which has its own tokenizer.json",
-            )
-        return PRE_TOKENIZERS[name]
-
     def token(self, role: str) -> str | None:
         """The text of tokenizer.ggml.<role>_token_id; None when the model has no such token."""
         index = self.field(role + "_token_id")
@@ -141,7 +136,7 @@ class _Vocabulary:
         result: dict[str, Any] = {
             f"{role}_token": text for role, name in roles.items() if (text := self.token(name)) is not None
         }
-        result["add_bos_token"] = bool(self.field("add_bos_token", self.pre.add_bos))
+        result["add_bos_token"] = bool(self.field("add_bos_token", self.add_bos))
         result["add_eos_token"] = bool(self.field("add_eos_token", False))
         for role in ("bos", "eos"):
             if result[f"add_{role}_token"] and f"{role}_token" not in result:
@@ -174,6 +169,53 @@ class _Vocabulary:
                 for index, (text, kind) in enumerate(zip(self.tokens, self.types, strict=True))
                 if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and vocab[text] == index and text
             ],
+            "post_processor": self._template(config, vocab),
+            **self.stages(vocab),
+        }
+
+    @abstractmethod
+    def stages(self, vocab: Mapping[str, int]) -> dict[str, Any]:
+        """normalizer, pre_tokenizer, decoder and model of tokenizer.json."""
+
+    def _template(self, config: Mapping[str, Any], vocab: Mapping[str, int]) -> dict[str, Any] | None:
+        ends = {role: config[f"{role}_token"] for role in ("bos", "eos") if config[f"add_{role}_token"]}
+        if not ends:
+            return None
+        text = [{"Sequence": {"id": "A", "type_id": 0}}]
+        special = {role: [{"SpecialToken": {"id": token, "type_id": 0}}] for role, token in ends.items()}
+        return {
+            "type": "TemplateProcessing",
+            "single": special.get("bos", []) + text + special.get("eos", []),
+            "pair": [*text, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {
+                token: {"id": token, "ids": [vocab[token]], "tokens": [token]} for token in ends.values()
+            },
+        }
+
+
+class _ByteLevel(_Vocabulary):
+    """Byte-level BPE with merges."""
+
+    def __init__(self, metadata: Mapping[str, Any], file: str) -> None:
+        self.metadata, self.file = metadata, file
+        self.pre = self._pre_tokenizer()
+        self.add_bos = self.pre.add_bos
+        super().__init__(metadata, file)
+        self.merges: list[str] = self._strings("merges")
+
+    def _pre_tokenizer(self) -> PreTokenizer:
+        name = self.field("pre", "default")
+        if name not in PRE_TOKENIZERS:
+            raise CheckpointError(
+                self.file,
+                f"tokenizer.ggml.pre is {name!r}",
+                ", ".join(PRE_TOKENIZERS),
+                "use the model's safetensors directory, which has its own tokenizer.json",
+            )
+        return PRE_TOKENIZERS[name]
+
+    def stages(self, vocab: Mapping[str, int]) -> dict[str, Any]:
+        return {
             "normalizer": None,
             "pre_tokenizer": {
                 "type": "Sequence",
@@ -195,7 +237,6 @@ class _Vocabulary:
                     },
                 ],
             },
-            "post_processor": self._template(config, vocab),
             "decoder": {
                 "type": "ByteLevel",
                 "add_prefix_space": True,
@@ -228,17 +269,56 @@ class _Vocabulary:
             )
         return left, right
 
-    def _template(self, config: Mapping[str, Any], vocab: Mapping[str, int]) -> dict[str, Any] | None:
-        ends = {role: config[f"{role}_token"] for role in ("bos", "eos") if config[f"add_{role}_token"]}
-        if not ends:
-            return None
-        text = [{"Sequence": {"id": "A", "type_id": 0}}]
-        special = {role: [{"SpecialToken": {"id": token, "type_id": 0}}] for role, token in ends.items()}
+
+class _SentencePiece(_Vocabulary):
+    """SentencePiece: of all neighbours, those whose join has the best score are joined first; bytes for the rest."""
+
+    add_bos = True
+
+    def __init__(self, metadata: Mapping[str, Any], file: str) -> None:
+        super().__init__(metadata, file)
+        self.scores: list[float] = self.field("scores", [0.0] * len(self.tokens))
+        if not isinstance(self.scores, list) or len(self.scores) != len(self.tokens):
+            raise CheckpointError(file, "tokenizer.ggml.scores differs in length from tokenizer.ggml.tokens")
+        self.prefix = bool(self.field("add_space_prefix", True))
+
+    def stages(self, vocab: Mapping[str, int]) -> dict[str, Any]:
+        unknown = self.token("unknown")
+        spaces: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}]
+        text: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}]
+        if self.prefix:
+            spaces.insert(0, {"type": "Prepend", "prepend": _SPACE})
+        strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if self.prefix else []
         return {
-            "type": "TemplateProcessing",
-            "single": special.get("bos", []) + text + special.get("eos", []),
-            "pair": [*text, {"Sequence": {"id": "B", "type_id": 0}}],
-            "special_tokens": {
-                token: {"id": token, "ids": [vocab[token]], "tokens": [token]} for token in ends.values()
+            "normalizer": {"type": "Sequence", "normalizers": spaces},
+            "pre_tokenizer": None,
+            "decoder": {
+                "type": "Sequence",
+                "decoders": [*text, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip],
+            },
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": unknown,
+                "continuing_subword_prefix": None,
+                "end_of_word_suffix": None,
+                "fuse_unk": True,
+                "byte_fallback": _BYTE in self.types,
+                "ignore_merges": False,
+                "vocab": vocab,
+                "merges": self._merges(vocab),
             },
         }
+
+    def _merges(self, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
+        """Every pair of tokens whose join is a token, the best score first, among equals the earlier token."""
+        ranked: list[tuple[float, int, str, str]] = []
+        for index, (token, score, kind) in enumerate(zip(self.tokens, self.scores, self.types, strict=True)):
+            if kind in (_UNKNOWN, _CONTROL, _BYTE) or vocab[token] != index:
+                continue
+            for at in range(1, len(token)):
+                left, right = token[:at], token[at:]
+                if left in vocab and right in vocab:
+                    ranked.append((-score, index, left, right))
+        ranked.sort(key=lambda pair: pair[:2])
+        return [(left, right) for _, _, left, right in ranked]

@@ -125,7 +125,7 @@ def test_token_types() -> None:
     ("changes", "message"),
     [
         ({"pre": "wobble"}, r"tokenizer\.ggml\.pre is 'wobble'; accepted: default, gpt-2.*smollm.*qwen2"),
-        ({"model": "llama"}, r"tokenizer\.ggml\.model is 'llama'; accepted: gpt2"),
+        ({"model": "bert"}, r"tokenizer\.ggml\.model is 'bert'; accepted: gpt2"),
         ({"model": None}, r"tokenizer\.ggml\.model is None"),
         ({"tokens": None}, r"tokenizer\.ggml\.tokens is missing"),
         ({"tokens": [1, 2]}, r"tokenizer\.ggml\.tokens is missing or no list of strings"),
