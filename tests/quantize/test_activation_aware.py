@@ -63,7 +63,9 @@ def test_the_changes_leave_the_model_as_it_was(family: str, tmp_path: Path, monk
     if family == "llama":
         model = outliers(tmp_path / "model", seed, num_key_value_heads=1)
     else:
-        monkeypatch.setitem(family_models.BASE, "intermediate_size", 192)  # which groups divide
+        # Sizes that groups divide.
+        monkeypatch.setitem(family_models.BASE, "intermediate_size", 192)
+        monkeypatch.setitem(family_models.FAMILIES["moe"], "moe_intermediate_size", 64)
         model = with_outliers(family_models.write(tmp_path / "model", family, seed % 1000), seed)
     options = Options("int4-awq", "compressed-tensors", "32", calibration="stands for a text")
     with open_checkpoint(model) as checkpoint:
