@@ -17,8 +17,9 @@ also = ["avx512vnni", "i8mm"]
 // Work split: (block of rows, panel), rows outermost, in contiguous ranges. Each worker rounds the
 //   rows of its blocks itself: a few hundred cycles a row, less than another barrier.
 // Bytes: per 512 weights a block of 256 to 544; all blocks once per block of rows.
-// Bound: memory up to about 3 rows; above it 8 multiply-adds per row and block, and 2 to 3 for the
-//   scales on the same units: at most 8/11 (with offsets) or 8/10 of the peak.
+// Bound: memory up to about 3 rows (prefetches only slow the stream down); above it 8 multiply-adds
+//   per row and block, and 2 to 3 for the scales on the same units: at most 8/11 (with offsets) or
+//   8/10 of the peak.
 #include "atlas/blocks.h"
 #include "atlas/partition.h"
 #include "atlas/round_int8.h"
@@ -41,9 +42,6 @@ constexpr int kTileRows = 2;
 constexpr int64_t kBlockRows = 4 * kTileRows;
 constexpr int64_t kCopyBytes = int64_t{512} << 10;
 constexpr int64_t kRowGroupBytes = sizeof(RoundedGroup<1, float>);
-
-// How far ahead of use a panel is asked for.
-constexpr int64_t kPrefetch = 2048;
 
 // The sum of a group's q is needed as fp32 where it multiplies offsets, else as an integer.
 template <class Format>
@@ -85,7 +83,6 @@ void multiply(const std::byte* rounded, const uint8_t* panel, int64_t groups, co
   F32x16 sum[rows];
   for (int r = 0; r < rows; ++r) sum[r] = zero();
   for (int64_t g = 0; g < groups; ++g) {
-    for (int64_t i = 0; i < Format::kBytes; i += 64) __builtin_prefetch(panel + kPrefetch + i);
     add_group<Format, rows>(panel, x[g], sum);
     panel += Format::kBytes;
   }
