@@ -14,9 +14,8 @@ from atlas.models.llama import LLAMA
 from atlas.models.mistral import MISTRAL
 from atlas.models.phi3 import PHI3
 from atlas.models.qwen import QWEN, QWEN_MOE
-from atlas.ops import OPS
 
-_ALL = (LLAMA, MISTRAL, QWEN, GEMMA3, PHI3, GRANITE, *((QWEN_MOE,) if "moe_route" in OPS else ()))
+_ALL = (LLAMA, MISTRAL, QWEN, GEMMA3, PHI3, GRANITE, QWEN_MOE)
 
 FAMILIES: dict[str, Family] = {architecture: family for family in _ALL for architecture in family.architectures}
 
