@@ -117,12 +117,12 @@ def _described(root: Path, target: Target) -> dict[str, Any]:
         # Kernels with run-time dims: one per signature serves every model that can be recorded.
         signatures: dict[str, str] = {}
         for config in models(root).values():
-            signatures |= {key.signature(): key.op for key in closure(config, target.quant)}
+            signatures |= {key.signature(): key.op for key in closure(config, target.quant, target.hardware.kind)}
         kernels, shape_hash = sorted(signatures.items(), key=lambda item: list(OPS).index(item[1])), "*"
     else:
         family = family_of(target.facts)
         shape_hash = family.configure(target.facts, Shard()).shape.hash()
-        kernels = [(key.name(), key.op) for key in closure(target.facts, target.quant)]
+        kernels = [(key.name(), key.op) for key in closure(target.facts, target.quant, target.hardware.kind)]
     rows = []
     for name, op in kernels:
         path, level = find(target, op)
