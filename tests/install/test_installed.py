@@ -13,7 +13,7 @@ import pytest
 from atlas import __version__, cli, installed
 from atlas.errors import AtlasError
 
-CPU = ("cpu/*/f32", "cpu/*/bf16")
+CPU = ("cpu/*/f32", "cpu/*/bf16", "cpu/*/int8", "cpu/*/int4")
 
 
 def write_record(folder: Path, *names: str) -> Path:
@@ -124,7 +124,7 @@ def atlas(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_version(holding: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"atlas {__version__} (cpu/*/f32, cpu/*/bf16, h200/smollm2-135m/bf16)\n"
+    assert capsys.readouterr().out == f"atlas {__version__} ({', '.join(CPU)}, h200/smollm2-135m/bf16)\n"
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
