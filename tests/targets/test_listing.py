@@ -18,6 +18,7 @@ from atlas.targets.target import select
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
+CPU = ["cpu/*/f32", "cpu/*/bf16", "cpu/*/int8", "cpu/*/int4"]
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -42,9 +43,9 @@ def test_the_list_has_the_status_of_every_target(tree: Path) -> None:
         "other": False,
     }
     assert document["quants"][1] == {"name": "bf16", "hardware": ["card", "cpu", "other"]}
-    assert document["selected"] == ["cpu/*/f32", "cpu/*/bf16", "card/small/bf16"]
+    assert document["selected"] == [*CPU, "card/small/bf16"]
     text = listing.tree_text(document)
-    assert "fp8    no kernels yet" in text and text.endswith("selected: cpu/*/f32, cpu/*/bf16, card/small/bf16")
+    assert "fp8    no kernels yet" in text and text.endswith(f"selected: {', '.join(CPU)}, card/small/bf16")
 
 
 def test_the_list_shows_even_when_the_selection_fails(tree: Path) -> None:

@@ -11,7 +11,7 @@ from atlas.targets.driver import Gpu
 from atlas.targets.target import every, facts, models, resolve, select
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
-CPU = ["cpu/*/f32", "cpu/*/bf16"]
+CPU = ["cpu/*/f32", "cpu/*/bf16", "cpu/*/int8", "cpu/*/int4"]
 
 
 def pick(tree: Path, **variables: str) -> list[str]:
