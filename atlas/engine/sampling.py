@@ -14,6 +14,12 @@ The order of processing, for every token, on every backend:
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any
+
 import msgspec
 
 from atlas.errors import RequestError
@@ -97,6 +103,44 @@ def choice_seed(seed: int, index: int) -> int:
     return z - 2**64 if z >= 2**63 else z
 
 
+def token_biases(given: Mapping[Any, Any]) -> dict[int, float]:
+    """`logit_bias` as users write it: an id may be a string of digits, as JSON's keys are; `check` knows the ranges.
+
+    Raises:
+        RequestError: a key that is no token id, one id in two spellings, or a bias that is no number.
+    """
+    result: dict[int, float] = {}
+    for key, bias in given.items():
+        digits = isinstance(key, str) and re.fullmatch(r"[0-9]{1,18}", key)
+        if not digits and (not isinstance(key, Integral) or isinstance(key, bool)):
+            raise RequestError("logit_bias", f"the key {repr(key)[:40]}", "token ids as keys")
+        if not isinstance(bias, Real) or isinstance(bias, bool):
+            raise RequestError("logit_bias", f"{repr(bias)[:40]} for token id {key}", "a number")
+        if int(key) in result:
+            raise RequestError("logit_bias", f"token id {int(key)} twice", "each token id once")
+        try:
+            result[int(key)] = float(bias)
+        except OverflowError:  # an integer beyond what a float holds
+            result[int(key)] = math.inf
+    return result
+
+
+def for_model(params: SamplingParams, ends: Iterable[int], vocab_size: int) -> SamplingParams:
+    """Checked parameters of a request, which the model's own end ids stop too.
+
+    ends: none for a request that ignores them. Ids outside the vocabulary, which configurations do hold (-1 for
+        "none"), end nothing.
+
+    Raises:
+        RequestError: as `check`.
+    """
+    check(params, vocab_size)
+    stops = {*params.stop_token_ids, *(end for end in ends if 0 <= end < vocab_size)}
+    whole = msgspec.structs.replace(params, stop_token_ids=tuple(sorted(stops)), top_k=min(params.top_k, vocab_size))
+    check(whole, vocab_size)
+    return whole
+
+
 def check(params: SamplingParams, vocab_size: int) -> None:
     """Raises RequestError naming the first field that is out of range."""
     if params.max_tokens < 0:
@@ -124,6 +168,9 @@ def check(params: SamplingParams, vocab_size: int) -> None:
     for position, token in enumerate(params.stop_token_ids):
         if not 0 <= token < vocab_size:
             raise RequestError(f"stop_token_ids[{position}]", str(token), f"ids from 0 to {vocab_size - 1}")
+    if params.min_tokens > 0 and len(set(params.stop_token_ids)) == vocab_size:
+        found = f"{params.min_tokens}, and every token of the vocabulary is an end"
+        raise RequestError("min_tokens", found, "0, or fewer stop_token_ids")
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
         if value is not None and not 0 <= value <= MAX_LOGPROBS:

@@ -12,6 +12,9 @@ from atlas.engine.sequence import Sequence
 from atlas.ops.adjust_logits import ADJUST_BIAS, ADJUST_MASK, ADJUST_PENALTIES
 from atlas.runtime.step import ROW_DECODE, ROW_PREFILL, StepBlock
 
+MAX_TOP_K = 2**31 - 1
+"""What the field holds; more than any vocabulary has."""
+
 
 @dataclasses.dataclass(frozen=True)
 class LogitRow:
@@ -84,7 +87,7 @@ def _sample(block: StepBlock, i: int, row: int, sequence: Sequence, mask: int | 
     block.logit_slot[i] = sequence.slot
     block.logit_position[i] = len(sequence.tokens)
     block.logit_temperature[i] = params.temperature
-    block.logit_top_k[i] = params.top_k
+    block.logit_top_k[i] = min(params.top_k, MAX_TOP_K)
     block.logit_top_p[i] = params.top_p
     block.logit_min_p[i] = params.min_p
     block.logit_seed[i] = params.seed

@@ -31,7 +31,7 @@ from atlas.llm.scoring import Array, Perplexity, Scored
 from atlas.runtime.progress import WeightsBar
 from atlas.runtime.runner import Runner, RunnerOptions
 from atlas.text.chat_template import ChatTemplate
-from atlas.tokenizer import Tokenizer
+from atlas.tokenizer import Tokenizer, end_ids
 from atlas.weights import Checkpoint, open_checkpoint
 from atlas.weights.fetch import resolve_model
 
@@ -73,7 +73,8 @@ class LLM:
         path = resolve_model(config.model, offline=config.offline)
         with open_checkpoint(path) as checkpoint:
             self._tokenizer, self._no_tokenizer = _open_tokenizer(checkpoint)
-            self._ends = self._tokenizer.eos_token_ids if self._tokenizer else _ends(checkpoint)
+            configured = end_ids(checkpoint.generation_config, checkpoint.config)
+            self._ends = self._tokenizer.eos_token_ids if self._tokenizer else configured
             defaults = SamplingDefaults.of_model(checkpoint.generation_config)
             limits = dataclasses.replace(
                 RunnerOptions.of(config.engine(path)), max_logits=max(config.max_seqs, _LOGIT_ROWS)
@@ -378,12 +379,3 @@ def _open_tokenizer(checkpoint: Checkpoint) -> tuple[Tokenizer | None, str]:
         return Tokenizer.from_checkpoint(checkpoint), ""
     except CheckpointError as error:
         return None, f"this checkpoint has none that can be used ({error})"
-
-
-def _ends(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """End tokens by the configurations alone."""
-    ends: set[int] = set()
-    for source in (checkpoint.generation_config, checkpoint.config):
-        value = source.get("eos_token_id")
-        ends.update(end for end in (value if isinstance(value, list) else [value]) if isinstance(end, int))
-    return tuple(sorted(ends))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_type_hints
 
 import msgspec
@@ -65,7 +65,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if not all(self.stop):
             raise RequestError("stop", "an empty string", "strings of at least one character")
         tokens = _ANY_VOCABULARY if self.max_tokens is None else self.max_tokens
-        engine.check(self._to_engine(tokens, self.min_tokens, self.seed or 0, self.stop_token_ids), _ANY_VOCABULARY)
+        engine.check(self._to_engine(tokens, self.min_tokens, self.seed or 0), _ANY_VOCABULARY)
 
     @classmethod
     def of_model(cls, defaults: SamplingDefaults) -> SamplingParams:
@@ -86,13 +86,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ends: the model's own end tokens.
 
         Raises:
-            RequestError: a token id outside the vocabulary.
+            RequestError: a token id outside the vocabulary, or nothing left to choose from.
         """
         tokens = room if self.max_tokens is None else min(self.max_tokens, room)
         seed = secrets.randbits(63) if self.seed is None else self.seed
-        stop_ids = tuple(sorted({*self.stop_token_ids, *(() if self.ignore_eos else ends)}))
-        first = self._to_engine(tokens, min(self.min_tokens, tokens), seed, stop_ids)
-        engine.check(first, vocab_size)
+        first = self._to_engine(tokens, min(self.min_tokens, tokens), seed)
+        first = engine.for_model(first, () if self.ignore_eos else ends, vocab_size)
         return [
             msgspec.structs.replace(
                 first,
@@ -103,9 +102,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             for index in range(self.n)
         ]
 
-    def _to_engine(
-        self, max_tokens: int, min_tokens: int, seed: int, stop_ids: tuple[int, ...]
-    ) -> engine.SamplingParams:
+    def _to_engine(self, max_tokens: int, min_tokens: int, seed: int) -> engine.SamplingParams:
         return engine.SamplingParams(
             max_tokens=max_tokens,
             min_tokens=min_tokens,
@@ -118,7 +115,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             frequency_penalty=self.frequency_penalty,
             logit_bias=self.logit_bias,
             seed=seed,
-            stop_token_ids=stop_ids,
+            stop_token_ids=self.stop_token_ids,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
         )
@@ -138,8 +135,8 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
     try:
-        if name == "logit_bias":
-            return {int(token): msgspec.convert(bias, float) for token, bias in dict(value or {}).items()}
+        if name == "logit_bias" and isinstance(value, Mapping | None):
+            return engine.token_biases(value or {})
         if name in ("stop", "stop_token_ids"):
             value = tuple(value or ())
         return msgspec.convert(value, kind)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import msgspec
 
 from atlas.engine.messages import SamplingParams
-from atlas.engine.sampling import MAX_CHOICES, MAX_LOGPROBS, choice_seed
-from atlas.engine.sampling import check as check_params
+from atlas.engine.sampling import MAX_CHOICES, MAX_LOGPROBS, choice_seed, for_model, token_biases
 from atlas.engine.sampling_defaults import SamplingDefaults
 from atlas.errors import RequestError
 from atlas.serve.errors import ApiError, invalid
@@ -64,43 +62,32 @@ def check(
         raise invalid("n", str(n)[:40], f"an integer from 1 to {MAX_CHOICES}")
     logprobs, prompt_logprobs = _logprobs(request)
     max_tokens = _max_tokens(request, scoring=prompt_logprobs is not None or _echoes(request))
-    params = SamplingParams(
-        max_tokens=2**62 if max_tokens is None else max_tokens,
-        min_tokens=_or(request.min_tokens, 0),
-        temperature=_or(request.temperature, defaults.temperature),
-        top_p=_or(request.top_p, defaults.top_p),
-        top_k=min(max(top_k, 0), vocab_size),
-        min_p=_or(request.min_p, defaults.min_p),
-        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
-        presence_penalty=_or(request.presence_penalty, 0.0),
-        frequency_penalty=_or(request.frequency_penalty, 0.0),
-        logit_bias=_logit_bias(request.logit_bias or {}),
-        seed=_or(request.seed, secrets.randbits(63) if seed is None else seed),
-        stop_token_ids=tuple(request.stop_token_ids or ()),
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-    )
     try:
-        check_params(params, vocab_size)
+        params = SamplingParams(
+            max_tokens=2**62 if max_tokens is None else max_tokens,
+            min_tokens=_or(request.min_tokens, 0),
+            temperature=_or(request.temperature, defaults.temperature),
+            top_p=_or(request.top_p, defaults.top_p),
+            top_k=max(top_k, 0),
+            min_p=_or(request.min_p, defaults.min_p),
+            repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
+            presence_penalty=_or(request.presence_penalty, 0.0),
+            frequency_penalty=_or(request.frequency_penalty, 0.0),
+            logit_bias=token_biases(request.logit_bias or {}),
+            seed=_or(request.seed, secrets.randbits(63) if seed is None else seed),
+            stop_token_ids=tuple(request.stop_token_ids or ()),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+        params = for_model(params, () if request.ignore_eos else ends, vocab_size)
     except RequestError as error:
         name = "top_logprobs" if error.where == "logprobs" and isinstance(request, ChatRequest) else error.where
         raise invalid(name, error.found[:80], error.accepted) from None
-    stop_ids = {*params.stop_token_ids, *(() if request.ignore_eos else (end for end in ends if end < vocab_size))}
-    params = msgspec.structs.replace(params, stop_token_ids=tuple(sorted(stop_ids)))
     return SamplingRequest(params, _stops(request.stop), max_tokens, n, bool(request.include_stop_str_in_output))
 
 
 def _or(value: float | None, default: float) -> Any:
     return default if value is None else value
-
-
-def _logit_bias(given: dict[str, float]) -> dict[int, float]:
-    result = {}
-    for key, bias in given.items():
-        if not re.fullmatch(r"[0-9]{1,18}", key):
-            raise invalid("logit_bias", f"the key {key[:40]!r}", "token ids as keys")
-        result[int(key)] = bias
-    return result
 
 
 def _echoes(request: ChatRequest | CompletionRequest) -> bool:

@@ -49,11 +49,9 @@ class Tokenizer:
         for source in (generation_config, config):
             bos = source.get("bos_token_id") if bos is None else bos
         self.bos_token_id: int | None = bos
-        ends = {self._id_of("eos_token")}
-        for source in (generation_config, config):
-            value = source.get("eos_token_id")
-            ends.update(value if isinstance(value, list) else [value])
-        self.eos_token_ids: tuple[int, ...] = tuple(sorted(end for end in ends if isinstance(end, int)))
+        end = self._id_of("eos_token")
+        ends = {*end_ids(generation_config, config), *(() if end is None else (end,))}
+        self.eos_token_ids: tuple[int, ...] = tuple(sorted(ends))
         self._special_ids = {token.content: index for index, token in self._special.items()}
         self._guards = _Guards(token.content for token in self._special.values())
         # A normaliser could turn other text into such a token, which guarding cannot see.
@@ -260,6 +258,13 @@ class _Guards:
         # A text that lies wholly inside a token could be completed from both sides.
         inside = 0 < len(text) < self.longest and any(text in token for token in self.tokens)
         return GUARD * (begins or inside) + self.break_inside(text) + GUARD * ends
+
+
+def end_ids(*configurations: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ids of every configuration's `eos_token_id`, one id or several, ascending; what is no id is left out."""
+    values = [source.get("eos_token_id") for source in configurations]
+    flat = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    return tuple(sorted({item for item in flat if type(item) is int and item >= 0}))  # not `true`, which is an int too
 
 
 def _token_text(value: Any) -> str | None:

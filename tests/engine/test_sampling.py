@@ -252,6 +252,7 @@ def test_a_nan_in_the_prompt_fails_a_request_for_its_logprobs(model: Path) -> No
         ({"stop_token_ids": (5, 320)}, "stop_token_ids[1]: 320"),
         ({"temperature": 101.0}, "temperature: 101.0"),
         ({"top_k": -1}, "top_k: -1"),
+        ({"min_tokens": 1, "stop_token_ids": tuple(range(320))}, "min_tokens: 1, and every token"),
     ],
 )
 def test_values_out_of_range_are_refused_by_name(model: Path, wrong: dict[str, Any], message: str) -> None:
@@ -260,6 +261,15 @@ def test_values_out_of_range_are_refused_by_name(model: Path, wrong: dict[str, A
         engine.add("bad", [1], SamplingParams(**{"max_tokens": 5, **wrong}))
     assert message in str(caught.value)
     assert not engine.busy
+
+
+def test_a_top_k_beyond_any_vocabulary_keeps_all(model: Path) -> None:
+    """The step block holds 32 bits of it; a larger number must not end the engine."""
+    engine = make(model, "reference")
+    for name, top_k in (("all", 0), ("more", 2**31), ("most", 10**30)):
+        engine.add(name, [1, 2, 3], SamplingParams(max_tokens=4, temperature=1.5, seed=3, top_k=top_k))
+    tokens = [output.token_ids for output in finish(engine).values()]
+    assert len(tokens) == 3 and tokens[0] == tokens[1] == tokens[2]
 
 
 def test_choices_have_seeds_of_their_own() -> None:

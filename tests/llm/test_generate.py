@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import threading
@@ -298,6 +299,20 @@ def test_the_models_own_end(tmp_path: Path) -> None:
         params = SamplingParams(temperature=0, max_tokens=5, min_tokens=3, logit_bias={2: 100.0})
         output = llm.generate("a", params)[0].outputs[0]
         assert output.token_ids[3] == 2 and 2 not in output.token_ids[:3]
+
+
+@pytest.mark.parametrize("end", [-1, 320, [3, -1], [[3]], True, 2**70, "x"])
+def test_an_end_that_is_no_id_of_the_model_ends_nothing(tmp_path: Path, end: Any) -> None:
+    folder = make_model(tmp_path / "m")
+    for name in ("config.json", "generation_config.json"):
+        document = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**document, "eos_token_id": end, "top_k": 2**31}))
+    with LLM(folder, backend="cpu", quant="f32", max_seqs=2) as llm:
+        output = llm.generate("a", progress=False)[0].outputs[0]
+        assert output.finish_reason == "length" or output.token_ids[-1] in (2, 3)
+        for allowed in (1, 319):
+            params = SamplingParams(temperature=0, max_tokens=3, logit_bias={allowed: 100.0})
+            assert llm.generate("a", params)[0].outputs[0].token_ids == [allowed] * 3
 
 
 def test_log_probabilities_are_those_of_the_logits(llm: LLM) -> None:

@@ -47,6 +47,19 @@ def test_it_is_the_attribute_of_the_package() -> None:
         ("logit_bias", {3: 101.0}),
         ("logit_bias", {-1: 1.0}),
         ("logit_bias", [3]),
+        ("logit_bias", [(3, 1.0)]),
+        ("logit_bias", {3.7: 1.0}),
+        ("logit_bias", {True: 1.0}),
+        ("logit_bias", {" 3": 1.0}),
+        ("logit_bias", {"1_0": 1.0}),
+        ("logit_bias", {"\u0665": 1.0}),  # a digit to `int`, but no id to anyone
+        ("logit_bias", {3: 1.0, "3": 2.0}),
+        ("logit_bias", {"3": 1.0, "03": 1.0}),
+        ("logit_bias", {3: "inf"}),
+        ("logit_bias", {3: float("inf")}),
+        ("logit_bias", {3: 10**400}),
+        ("logit_bias", {3: True}),
+        ("logit_bias", {3: None}),
         ("stop", ["a", ""]),
         ("stop", [3]),
         ("stop", 3),
@@ -74,9 +87,16 @@ def test_an_unknown_field_is_refused_by_name() -> None:
 
 def test_spellings_that_mean_the_same() -> None:
     params = SamplingParams(
-        temperature=np.float32(0.5), top_k=np.int64(-1), stop="END", stop_token_ids=[5], logit_bias={"7": 1}, top_p=1
+        temperature=np.float32(0.5),
+        top_k=np.int64(-1),
+        stop="END",
+        stop_token_ids=[5],
+        logit_bias={"7": 1, np.int64(8): np.float32(2)},
+        top_p=1,
     )
-    assert params == SamplingParams(temperature=0.5, top_k=0, stop=("END",), stop_token_ids=(5,), logit_bias={7: 1.0})
+    assert params == SamplingParams(
+        temperature=0.5, top_k=0, stop=("END",), stop_token_ids=(5,), logit_bias={7: 1.0, 8: 2.0}
+    )
     assert SamplingParams(stop=None, logit_bias=None, stop_token_ids=None) == SamplingParams()  # type: ignore[arg-type]
 
 
@@ -109,9 +129,15 @@ def test_limits_that_depend_on_the_model() -> None:
     assert (cut.max_tokens, cut.min_tokens, cut.stop_token_ids) == (10, 10, (2,))
     (whole,) = SamplingParams(max_tokens=None, ignore_eos=True).choices(77, (2,), 320)
     assert (whole.max_tokens, whole.stop_token_ids) == (77, ())
-    for field in ({"logit_bias": {320: 1.0}}, {"stop_token_ids": [320]}):
-        with pytest.raises(RequestError, match=next(iter(field))):
-            SamplingParams(**field).choices(10, (), 320)  # type: ignore[arg-type]
+    (odd,) = SamplingParams(top_k=10**30).choices(10, (-1, 2, 320, 2**70), 320)
+    assert (odd.top_k, odd.stop_token_ids) == (320, (2,)), "ends that are no ids of the model end nothing"
+    for field, message in (
+        ({"logit_bias": {320: 1.0}}, "logit_bias: token id 320"),
+        ({"stop_token_ids": [9, 320]}, r"stop_token_ids\[1\]: 320"),
+        ({"stop_token_ids": range(3, 320), "min_tokens": 1}, "min_tokens: 1, and every token"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            SamplingParams(**field).choices(10, (0, 1, 2), 320)  # type: ignore[arg-type]
 
 
 def test_without_a_seed_draws_differ() -> None:

@@ -227,6 +227,22 @@ def test_min_tokens_and_stop_ids(http: httpx.Client) -> None:
     assert post(http, "completions", {**body, **own})["usage"]["completion_tokens"] == 4
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"logit_bias": {"5": 1, "05": 1}}, "logit_bias: token id 5 twice"),
+        ({"logit_bias": {" 5": 1}}, "logit_bias: the key ' 5'"),
+        ({"logit_bias": {"5": 101}}, "logit_bias: 101"),
+        # Nothing would be left to choose from: the client's fault, not the model's.
+        ({"min_tokens": 2, "stop_token_ids": list(range(320))}, "min_tokens: 2, and every token of the vocabulary"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(http: httpx.Client, fields: dict[str, Any], message: str) -> None:
+    answer = http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4, **fields})
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+
+
 def test_numbers_that_json_has_not_are_null(model: Path) -> None:
     with open_checkpoint(model) as checkpoint:
         tokenizer = Tokenizer.from_checkpoint(checkpoint)
