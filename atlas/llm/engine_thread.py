@@ -57,7 +57,12 @@ class Submission:
         self._thread.send(_Submit(self, prompts, sampling))
 
     def take(self) -> list[Arrival]:
-        """The outputs of the next step that has any for these requests. Raises AtlasError when the engine is gone."""
+        """The outputs of the next step that has any for these requests.
+
+        Raises:
+            AtlasError: the engine is gone, or this is a forked child, where no output would ever come.
+        """
+        self._thread.check_process()
         message = self.mailbox.get()
         if isinstance(message, AtlasError):
             raise message
@@ -141,18 +146,22 @@ class EngineThread:
 
     def send(self, command: _Submit | _Call) -> None:
         """Queue a command. Raises AtlasError in a forked child and after the end."""
-        if os.getpid() != self._process:
-            raise AtlasError(
-                "LLM",
-                f"made in process {self._process} and used in its fork {os.getpid()}, which has none of its threads",
-                fix="make the LLM in the process that uses it, after forking",
-            )
+        self.check_process()
         if self._stopped is not None:
             raise self._stopped
         self._commands.put(command)
         # It may have stopped between the two lines above; a closed thread takes no command any more.
         if self._stopped is not None:
             self._refuse_commands(self._stopped)
+
+    def check_process(self) -> None:
+        """Raise AtlasError in a forked child."""
+        if os.getpid() != self._process:
+            raise AtlasError(
+                "LLM",
+                f"made in process {self._process} and used in its fork {os.getpid()}, which has none of its threads",
+                fix="make the LLM in the process that uses it, after forking",
+            )
 
     # ---- the thread ----------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -278,7 +278,7 @@ class LLM:
         Raises:
             RequestError: a sequence is empty, longer than the context, or holds an id outside the vocabulary.
         """
-        parts = prompting.split(tokens)
+        parts = prompting.split(tokens, "tokens", "tokens", "token ids, or a list of such lists")
         sequences = [Scored(self._sequence(where, part)) for where, part in parts]
         results = [np.empty((len(scored.tokens), self.vocab_size), np.float32) for scored in sequences]
 
@@ -286,7 +286,7 @@ class LLM:
             results[index][position : position + len(rows)] = rows
 
         self.score(sequences, keep)
-        return results[0] if parts and parts[0][0] == "prompt" else results
+        return results[0] if parts and parts[0][0] == "tokens" else results
 
     def perplexity(self, text: str | Sequence[int], window: int | None = None, stride: int | None = None) -> Perplexity:
         """Perplexity of a text, or of token ids, in sliding windows: see Perplexity for how they lie.
@@ -299,6 +299,8 @@ class LLM:
         Raises:
             RequestError: a text too short, or a window that does not fit.
         """
+        if not (isinstance(text, str) or prompting.is_list(text)):
+            raise RequestError("text", f"a {type(text).__name__}", "a text or a list of token ids")
         ids = self._encode(text) if isinstance(text, str) else text
         tokens = [prompting.token_id(f"text[{position}]", token, self.vocab_size) for position, token in enumerate(ids)]
         window, stride = self.windowing(window, stride)
@@ -317,6 +319,9 @@ class LLM:
 
     def windowing(self, window: int | None = None, stride: int | None = None) -> tuple[int, int]:
         """Window and stride as `perplexity` uses them. Raises RequestError."""
+        for name, value in (("window", window), ("stride", stride)):
+            if not (value is None or isinstance(value, int | np.integer)):
+                raise RequestError(name, repr(value)[:40], "a number of tokens")
         window = min(_DEFAULT_WINDOW, self.max_context) if window is None else window
         if not 2 <= window <= self.max_context:
             raise RequestError("window", str(window), f"2 to {self.max_context}, the context")
@@ -340,8 +345,7 @@ class LLM:
     # ---- helpers -------------------------------------------------------------------------------
 
     def _sequence(self, where: str, tokens: Any) -> list[int]:
-        where = where.replace("prompts", "tokens").replace("prompt", "tokens")
-        if isinstance(tokens, str) or not isinstance(tokens, Sequence | np.ndarray):
+        if not prompting.is_list(tokens):
             raise RequestError(where, f"a {type(tokens).__name__}", "a list of token ids")
         if not 1 <= len(tokens) <= self.max_context:
             raise RequestError(where, f"{len(tokens)} tokens", f"1 to {self.max_context}, the context")
@@ -356,6 +360,10 @@ class LLM:
     def _params(self, prompts: list[Prompt], sampling: Params) -> list[SamplingParams]:
         if sampling is None or isinstance(sampling, SamplingParams):
             return [sampling or self.default_sampling_params] * len(prompts)
+        if not isinstance(sampling, Iterable) or isinstance(sampling, str | Mapping):
+            raise RequestError(
+                "sampling_params", f"a {type(sampling).__name__}", "SamplingParams, or one for each prompt"
+            )
         params = list(sampling)
         for index, one in enumerate(params):
             if not isinstance(one, SamplingParams):

@@ -25,13 +25,22 @@ class Prompt:
     ids: list[int]
 
 
-def split(prompts: Any) -> list[tuple[str, Any]]:
-    """The single prompts, each with its name in errors. Raises RequestError."""
-    if isinstance(prompts, str) or _is_ids(prompts):
-        return [("prompt", prompts)]
-    if not isinstance(prompts, Sequence | np.ndarray):
-        raise RequestError("prompts", f"a {type(prompts).__name__}", "a text, token ids, or a list of such prompts")
-    return [(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)]
+def split(
+    given: Any, one: str = "prompt", several: str = "prompts", accepted: str = "a text, token ids, or a list of such"
+) -> list[tuple[str, Any]]:
+    """The single prompts, each with its name in errors: `one`, or `several` and its place. Raises RequestError."""
+    if isinstance(given, str) or _is_ids(given):
+        return [(one, given)]
+    if not is_list(given):
+        raise RequestError(several, f"a {type(given).__name__}", accepted)
+    return [(f"{several}[{index}]", prompt) for index, prompt in enumerate(given)]
+
+
+def is_list(value: Any) -> bool:
+    """A list of something. Bytes are none: they would pass for token ids."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
 
 
 def encode(where: str, prompt: Any, tokenize: Callable[[str], list[int]], vocab_size: int, max_context: int) -> Prompt:
@@ -47,7 +56,7 @@ def encode(where: str, prompt: Any, tokenize: Callable[[str], list[int]], vocab_
             ids = tokenize(prompt)
         except RequestError as error:
             raise RequestError(where, error.found, error.accepted, error.fix) from None
-    elif isinstance(prompt, Sequence | np.ndarray):
+    elif is_list(prompt):
         ids = [token_id(f"{where}[{position}]", token, vocab_size) for position, token in enumerate(prompt)]
     else:
         raise RequestError(where, f"a {type(prompt).__name__}", "a text or a list of token ids")
@@ -94,6 +103,10 @@ def render(
         raise RequestError(where + path.rstrip("`"), what, "messages as in the OpenAI API") from None
     if not conversation:
         raise RequestError(where, "empty", "at least one message")
+    if not (tools is None or is_list(tools)):
+        raise RequestError("tools", f"a {type(tools).__name__}", "a list of function definitions")
+    if not (variables is None or isinstance(variables, Mapping)):
+        raise RequestError("chat_template_kwargs", f"a {type(variables).__name__}", "a mapping of names to values")
     guard = tokenizer.guard
     try:
         text = template.render(
@@ -112,14 +125,14 @@ def render(
 def _is_ids(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.ndim == 1 and value.dtype.kind in "iu"
-    return isinstance(value, Sequence) and len(value) > 0 and isinstance(value[0], int | np.integer)
+    return is_list(value) and len(value) > 0 and isinstance(value[0], int | np.integer)
 
 
 def _plain(where: str, value: Any) -> Any:
     """Plain JSON data: a template must not get hold of anything that can be called."""
     try:
         return msgspec.json.decode(msgspec.json.encode(value))
-    except (TypeError, msgspec.MsgspecError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:  # msgspec's own and a lone surrogate are ValueErrors
         raise RequestError(where, str(error), "plain JSON data") from None
 
 

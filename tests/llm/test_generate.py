@@ -142,6 +142,12 @@ def test_a_prompt_alone_can_be_scored(llm: LLM) -> None:
         (["a", "\ud800"], "prompts[1]: a lone surrogate"),
         ("\ud800", "prompt: a lone surrogate"),
         (7, "prompts: a int"),
+        (b"abc", "prompts: a bytes"),
+        (["a", b"abc"], "prompts[1]: a bytes"),
+        (["a", bytearray(b"abc")], "prompts[1]: a bytearray"),
+        (np.array(5), "prompts: a ndarray"),
+        ([[5], np.array(5)], "prompts[1]: a ndarray"),
+        ("a" * (1 << 20), "prompt: 1048577 tokens"),
     ],
 )
 def test_a_bad_prompt_is_named_before_anything_runs(llm: LLM, prompts: Any, message: str) -> None:
@@ -156,6 +162,9 @@ def test_a_bad_prompt_is_named_before_anything_runs(llm: LLM, prompts: Any, mess
 def test_bad_parameters_are_named(llm: LLM) -> None:
     for params, message in (
         ([GREEDY], "sampling_params: 1 for 2 prompts"),
+        (5, "sampling_params: a int"),
+        ({"n": 1}, "sampling_params: a dict"),
+        ("greedy", "sampling_params: a str"),
         ([GREEDY, {"n": 1}], r"sampling_params\[1\]: a dict"),
         ([GREEDY, SamplingParams(logit_bias={320: 1.0})], r"sampling_params of prompts\[1\]: logit_bias"),
     ):
@@ -251,8 +260,12 @@ def test_tools_and_variables_reach_the_template(tmp_path: Path) -> None:
         assert llm.chat(talk, GREEDY)[0].prompt == "<s>answerq"
         with pytest.raises(RequestError, match="chat_template_kwargs"):
             llm.chat(talk, GREEDY, chat_template_kwargs={"f": print})
-        with pytest.raises(RequestError, match="tools"):
-            llm.chat(talk, GREEDY, tools=[print])
+        for tools in ([print], 5, {"a": 1}, ["\ud83d"]):
+            with pytest.raises(RequestError, match="^tools: "):
+                llm.chat(talk, GREEDY, tools=tools)
+        for variables in (5, ["a"], {"a": "\ud83d"}):
+            with pytest.raises(RequestError, match="^chat_template_kwargs: "):
+                llm.chat(talk, GREEDY, chat_template_kwargs=variables)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,13 @@ expected = llm.generate("a", params)[0].outputs
 stream = llm.generate("a", SamplingParams(max_tokens=None), stream=True)
 next(stream)
 if (child := os.fork()) == 0:
-    for call in (lambda: llm.generate("a", params), llm.stats, lambda: llm.logits([1]), lambda: llm.perplexity([1, 2])):
+    for call in (
+        lambda: llm.generate("a", params),
+        llm.stats,
+        lambda: llm.logits([1]),
+        lambda: llm.perplexity([1, 2]),
+        lambda: list(stream),  # begun by the parent
+    ):
         try:
             call()
         except Exception as error:
