@@ -112,6 +112,7 @@ class EngineThread:
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._ids = itertools.count(1)
         self._process = os.getpid()
+        self._closing = threading.Event()
         self._stopped: AtlasError | None = None
         self._thread = threading.Thread(target=self._run, args=(engine,), name="atlas-engine", daemon=True)
         self._thread.start()
@@ -140,6 +141,7 @@ class EngineThread:
         """End what runs and join the thread. Idempotent; in a forked child nothing happens."""
         if os.getpid() != self._process:
             return
+        self._closing.set()
         self._commands.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -154,6 +156,11 @@ class EngineThread:
         if self._stopped is not None:
             self._refuse_commands(self._stopped)
 
+    def check_open(self) -> None:
+        """Raise AtlasError once `close` was called: what `call` runs asks now and then, so that nobody waits for it."""
+        if self._closing.is_set():
+            raise _closed()
+
     def check_process(self) -> None:
         """Raise AtlasError in a forked child."""
         if os.getpid() != self._process:
@@ -167,7 +174,7 @@ class EngineThread:
 
     def _run(self, engine: Engine) -> None:
         loop = _Loop(engine, self._commands)
-        reason = AtlasError("LLM", "closed", fix="make another LLM")
+        reason = _closed()
         try:
             loop.run()
         except BaseException as error:
@@ -190,6 +197,10 @@ class EngineThread:
                 command.done.set()
             elif command is not None:
                 _refuse(command, reason)
+
+
+def _closed() -> AtlasError:
+    return AtlasError("LLM", "closed", fix="make another LLM")
 
 
 def _refuse(command: _Submit | _Call, reason: AtlasError) -> None:

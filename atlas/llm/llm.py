@@ -333,14 +333,19 @@ class LLM:
     def score(self, sequences: list[Scored], consume: scoring.Consume) -> None:
         """Teacher-forced logits piece by piece, for what must not hold them all: `consume` gets them in the engine's
         thread. Sequences are ids of the vocabulary, each 1 to max_context long; nothing is checked here."""
-        stop = threading.Event()
+        thread, left = self.engine_thread, threading.Event()
+
+        def go_on() -> bool:
+            thread.check_open()
+            return not left.is_set()
+
         try:
             for group in scoring.groups(sequences, self._n_blocks, self._n_seqs):
                 blocks = sum(sequences[index].blocks for index in group)
-                work = partial(scoring.run, sequences=sequences, group=group, consume=consume, stop=stop)
-                self.engine_thread.call(work, blocks)
+                work = partial(scoring.run, sequences=sequences, group=group, consume=consume, go_on=go_on)
+                thread.call(work, blocks)
         finally:
-            stop.set()  # Ctrl-C: the group that runs ends after its step
+            left.set()  # Ctrl-C: the group that runs ends after its step
 
     # ---- helpers -------------------------------------------------------------------------------
 

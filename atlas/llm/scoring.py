@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -56,10 +55,10 @@ def groups(sequences: Sequence[Scored], blocks: int, n_seqs: int) -> Iterator[li
 
 
 def run(
-    engine: Engine, sequences: Sequence[Scored], group: Sequence[int], consume: Consume, stop: threading.Event
+    engine: Engine, sequences: Sequence[Scored], group: Sequence[int], consume: Consume, go_on: Callable[[], bool]
 ) -> None:
     """Compute one group: its sequences share steps, each step limited by the rows and logit rows that the model
-    was loaded for. Every KV block is given back, whatever happens."""
+    was loaded for. Before each, `go_on` is asked; it may raise. Every KV block is given back, whatever happens."""
     runner = engine.runner
     pending: list[tuple[int, EngineSequence]] = []
     try:
@@ -70,7 +69,7 @@ def run(
             sequence.blocks = engine.pool.allocate(sequences[index].blocks)
             pending.append((index, sequence))
         unfinished = list(pending)
-        while unfinished and not stop.is_set():
+        while unfinished and go_on():
             chunks, wanted = _plan(unfinished, sequences, runner.limits.n_rows, runner.limits.n_logits)
             fill(runner.block, chunks)
             rows = np.concatenate([np.arange(end - count, end) for _, _, count, end in wanted])

@@ -8,8 +8,10 @@ import random
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from atlas.engine.engine import Engine
 from atlas.errors import AtlasError
 from atlas.llm import LLM, SamplingParams
 from tests.llm.test_generate import idle
-from tests.serve.serve_harness import environment
+from tests.serve.serve_harness import environment, eventually
 
 
 def make(model: Path, **options: object) -> LLM:
@@ -56,6 +58,35 @@ def test_close_ends_a_stream_with_an_error(model: Path) -> None:
     llm.close()
     with pytest.raises(AtlasError, match="closed"):
         list(stream)
+
+
+@pytest.mark.parametrize("call", [lambda llm, ids: llm.logits(ids), lambda llm, ids: llm.perplexity(ids)])
+def test_close_does_not_wait_for_scores(model: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end after their step, and their caller is told: a part of them must not pass for the whole."""
+    llm = make(model, max_rows=8)
+    steps: list[None] = []
+    errors: list[AtlasError] = []
+    forward = llm.engine_thread.call(lambda engine: engine.runner.forward)
+
+    def slow() -> None:
+        steps.append(None)
+        time.sleep(0.05)
+        forward()
+
+    llm.engine_thread.call(lambda engine: monkeypatch.setattr(engine.runner, "forward", slow))
+
+    def score() -> None:
+        with pytest.raises(AtlasError, match="closed") as caught:
+            call(llm, [5] * 256)
+        errors.append(caught.value)
+
+    thread = threading.Thread(target=score)
+    thread.start()
+    eventually(lambda: len(steps) == 2)
+    llm.close()
+    assert len(steps) <= 4, "of 32"
+    thread.join(5)
+    assert len(errors) == 1
 
 
 def test_two_models_at_once(model: Path, tmp_path: Path) -> None:
