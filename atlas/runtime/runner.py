@@ -93,6 +93,7 @@ class Runner:
 
     Attributes:
         config: the model's configuration.  limits: largest value of every symbol.
+        max_context: longest sequence, prompt and generated tokens together.
         block: the step block to fill.      ledger: (stage, seconds) of the load.
         choice: which backend and kernel set run, and why.
     """
@@ -103,12 +104,14 @@ class Runner:
         choice: Choice,
         backend: Backend,
         limits: Limits,
+        max_context: int,
         forward: BoundProgram,
         sample: BoundProgram,
         layouts: dict[str, str],
         ledger: list[tuple[str, float]],
     ) -> None:
         self.config, self.choice, self.backend, self.limits = config, choice, backend, limits
+        self.max_context = max_context
         self.plan, self.buffers, self.layouts, self.ledger = forward.plan, forward.buffers, layouts, ledger
         self.forward_program, self.sample_program = forward.program, sample.program
         self._forward, self._sample = backend.load(forward), backend.load(sample)
@@ -120,11 +123,6 @@ class Runner:
     def memory(self) -> list[tuple[str, int]]:
         """(owner, bytes) of all memory that the model takes: the arena, and the host's copy of the step block."""
         return [*self.plan.owners(self.buffers), ("step staging", self.block.nbytes)]
-
-    @property
-    def max_context(self) -> int:
-        """Longest sequence, prompt and generated tokens together."""
-        return min(self.limits.max_blocks * KV_BLOCK_SIZE, self.config.max_context)
 
     @staticmethod
     def load(
@@ -186,7 +184,9 @@ class Runner:
         loader.load(checkpoint, backend, forward, sources, layouts, weights_progress)
 
         stage("programs")
-        runner = Runner(config, choice, backend, limits, forward, sample, layouts, ledger)
+        # What was asked for, and not what its last block would hold besides.
+        max_context = min(limits.max_blocks * KV_BLOCK_SIZE, options.max_context or config.max_context)
+        runner = Runner(config, choice, backend, limits, max_context, forward, sample, layouts, ledger)
 
         stage("warm up")
         runner.warm_up()

@@ -134,6 +134,12 @@ def test_options_that_cannot_be_honoured(
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 100])
+def test_the_context_is_what_was_asked_for(model: Path, tokens: int) -> None:
+    """Not what whole KV blocks hold."""
+    assert load(model, max_context=tokens).max_context == tokens
+
+
 def test_a_small_cache_shortens_the_context(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     runner = load(model, kv_memory_bytes=5 * 16384)
     assert runner.max_context == 80 and "max_context is 80 instead of the model's 256" in caplog.text
