@@ -50,7 +50,12 @@ class Collector:
             _Choice(
                 position,
                 index,
-                Assembler(text_stream(), params.stop, include_stop=params.include_stop_str_in_output),
+                Assembler(
+                    text_stream(),
+                    params.stop,
+                    min_tokens=params.min_tokens,
+                    include_stop=params.include_stop_str_in_output,
+                ),
                 params.logprobs is not None,
             )
             for position, params in enumerate(sampling)

@@ -20,7 +20,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     n: continuations of each prompt, drawn independently.
     max_tokens: upper bound on generated tokens; None: all that the context holds.
-    min_tokens: before so many, neither an end token nor one of `stop_token_ids` is chosen.
+    min_tokens: before so many, neither an end token nor one of `stop_token_ids` is chosen, and no stop string counts.
     temperature: 0 takes the most likely token.  top_k: 0 or -1 keeps all tokens.  top_p, min_p: see there.
     repetition_penalty: 1 is none.  presence_penalty, frequency_penalty: -2..2, 0 is none.
     logit_bias: token id -> -100..100, added to its logit.

@@ -65,7 +65,13 @@ async def generate(engine: EngineClient, tokenizer: StreamTokenizer, job: Job) -
     there is no engine.
     """
     reports = job.sampling.logprobs is not None
-    assembler = Assembler(tokenizer.stream(), job.stops, include_stop=job.include_stop, offsets=reports)
+    assembler = Assembler(
+        tokenizer.stream(),
+        job.stops,
+        min_tokens=job.sampling.min_tokens,
+        include_stop=job.include_stop,
+        offsets=reports,
+    )
     try:
         submitted = engine.submit(job.prompt, job.sampling)
     except EngineUnavailableError as error:  # it died while the prompt was being made

@@ -26,14 +26,22 @@ class Assembler:
     """
 
     def __init__(
-        self, text_stream: TextStream, stops: Sequence[str], *, include_stop: bool = False, offsets: bool = False
+        self,
+        text_stream: TextStream,
+        stops: Sequence[str],
+        *,
+        min_tokens: int = 0,
+        include_stop: bool = False,
+        offsets: bool = False,
     ) -> None:
-        """include_stop: the stop string, and the text of a stop token if it has one, stay in the text.
+        """min_tokens: a stop string that is complete after so many tokens, or earlier, ends nothing.
+        include_stop: the stop string, and the text of a stop token if it has one, stay in the text.
         offsets: keep `offsets`."""
         self._stream = text_stream
         self._matcher = StopMatcher(stops)
         self._include_stop = include_stop
         self._one_by_one = bool(stops) or offsets
+        self._tokens_before_stops = min_tokens
         self._length = 0
         self.offsets: list[int] = []
         """For each id counted by the last `push`: characters of the detokenised text before it."""
@@ -49,6 +57,7 @@ class Assembler:
         groups = [[token] for token in shown] if self._one_by_one else [shown]
         for count, group in enumerate(groups, start=1):
             self.offsets.append(self._length)
+            self._tokens_before_stops -= len(group)
             text += self._feed(self._stream.push(group))
             if self._matcher.matched is not None:
                 return text, count, "stop"
@@ -63,5 +72,5 @@ class Assembler:
     def _feed(self, piece: str) -> str:
         """What may be shown once `piece` is there, up to a stop string."""
         self._length += len(piece)
-        shown = self._matcher.feed(piece)
+        shown = self._matcher.feed(piece, may_end=self._tokens_before_stops < 0)
         return shown + (self._matcher.matched or "") if self._include_stop else shown

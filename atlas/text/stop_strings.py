@@ -27,8 +27,11 @@ class StopMatcher:
         self._held = ""
         self.matched: str | None = None
 
-    def feed(self, text: str) -> str:
-        """Take the next piece; return what may be shown now. After a match, always the empty string."""
+    def feed(self, text: str, *, may_end: bool = True) -> str:
+        """Take the next piece; return what may be shown now. After a match, always the empty string.
+
+        may_end: False where a stop that is completed by this piece is text like any other.
+        """
         if not self._stops:
             return text
         if self.matched is not None:
@@ -40,7 +43,9 @@ class StopMatcher:
                 while state and stop[state] != character:
                     state = self._failures[index][state]
                 state += stop[state] == character
-                if state == len(stop):
+                if state == len(stop) and not may_end:
+                    state = self._failures[index][state]
+                elif state == len(stop):
                     self.matched, self._held = stop, ""
                     return buffer[: position - state]
                 self._states[index] = state

@@ -31,7 +31,7 @@ class Characters:
 
 
 def run(
-    ids: list[int], reason: str, stops: list[str], rng: random.Random, **options: bool
+    ids: list[int], reason: str, stops: list[str], rng: random.Random, **options: int
 ) -> tuple[str, int, list[int], str]:
     """Push `ids` in random groups."""
     assembler = Assembler(Characters(), stops, **options)
@@ -59,6 +59,25 @@ def test_stop_strings_may_stay(seed: int) -> None:
         assert (text, tokens, reason) == (without, count, end)
         text, tokens, _, reason = run(ids, "length", stops, rng, include_stop=True)
         assert (text, tokens, reason) == (kept, count, end)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_stop_string_counts_before_min_tokens(seed: int) -> None:
+    """One that is begun before and completed after does, as an end token may be chosen after."""
+    rng, ids = random.Random(seed), [ord(c) for c in "abababXab"]
+    for least, stops, text, count, end in (
+        (0, ["ab"], "", 2, "stop"),
+        (1, ["ab"], "", 2, "stop"),
+        (2, ["ab"], "ab", 4, "stop"),
+        (3, ["ab"], "ab", 4, "stop"),
+        (4, ["abab"], "ab", 6, "stop"),  # overlaps the one that did not count
+        (5, ["ba", "X"], "ababab", 7, "stop"),
+        (8, ["ab"], "abababX", 9, "stop"),
+        (9, ["ab"], "abababXab", 9, "length"),
+        (99, ["ab"], "abababXab", 9, "length"),
+    ):
+        assert run(ids, "length", stops, rng, min_tokens=least)[::3] == (text, end), least
+        assert run(ids, "length", stops, rng, min_tokens=least)[1] == count, least
 
 
 @pytest.mark.parametrize("seed", range(5))
