@@ -109,6 +109,85 @@ std::string test_linear(const CpuKernelEntry& entry) {
   return "";
 }
 
+// moe_mlp of one expert for each row, silu, by one worker: the experts' panels are no whole ones.
+template <class Element>
+std::string test_moe_mlp(const CpuKernelEntry& entry) {
+  constexpr int64_t kExperts = 3, kHidden = 37, kIntermediate = 22, kRows = 9;
+  std::minstd_rand random(1);
+  std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
+  constexpr int64_t kPerLane = 4 / int64_t{sizeof(Element)};
+  // Values of [n, k] in panels; `at` is where one of them is stored.
+  const auto at = [](int64_t row, int64_t column, int64_t k) {
+    const int64_t lanes = (k + kPerLane - 1) / kPerLane;
+    const int64_t lane = (row / kPanel * lanes + column / kPerLane) * kPanel + row % kPanel;
+    return lane * kPerLane + column % kPerLane;
+  };
+  constexpr int64_t kGateUp = kExperts * 2 * kIntermediate, kDown = kExperts * kHidden;
+  Buffer<Element> x(kRows * kHidden), gate_up((kGateUp + kPanel) * (kHidden + 1));
+  Buffer<Element> down((kDown + kPanel) * (kIntermediate + 1));
+  Buffer<float> out(kRows * kHidden), weight(kRows);
+  Buffer<int32_t> expert(kRows);
+  Element* kind = nullptr;
+  for (int64_t i = 0; i < kRows * kHidden; ++i) x.data()[i] = stored(uniform(random), kind);
+  for (int64_t i = 0; i < kGateUp * kHidden; ++i) {
+    gate_up.data()[at(i / kHidden, i % kHidden, kHidden)] = stored(uniform(random), kind);
+  }
+  for (int64_t i = 0; i < kDown * kIntermediate; ++i) {
+    down.data()[at(i / kIntermediate, i % kIntermediate, kIntermediate)] =
+        stored(uniform(random), kind);
+  }
+  for (int32_t r = 0; r < kRows; ++r) {
+    expert.data()[r] = r % 2 * 2;  // one that no row chose is between them
+    weight.data()[r] = uniform(random);
+  }
+  std::memset(out.data(), 0xff, kRows * kHidden * sizeof(float));
+
+  void* operands[] = {x.data(),      gate_up.data(), down.data(),
+                      expert.data(), weight.data(),  out.data()};
+  Constant constants[5];
+  const int64_t values[] = {kExperts, 1, kHidden, kIntermediate, 0};
+  for (int i = 0; i < 5; ++i) constants[i].i = values[i];
+  const int64_t rows = kRows;
+  CpuLaunch launch = {operands, &rows, constants, 0, 1, nullptr, nullptr, nullptr, nullptr};
+  Buffer<std::byte> scratch(entry.scratch(launch)), shared(entry.shared(launch));
+  launch.scratch = scratch.data();
+  launch.shared = shared.data();
+  entry.kernel(launch);
+
+  for (int64_t r = 0; r < kRows; ++r) {
+    double activated[kIntermediate];
+    for (int64_t i = 0; i < kIntermediate; ++i) {
+      double sums[2] = {};
+      for (int64_t half = 0; half < 2; ++half) {
+        const int64_t row = (expert.data()[r] * 2 + half) * kIntermediate + i;
+        for (int64_t k = 0; k < kHidden; ++k) {
+          sums[half] +=
+              double{read(x.data()[r * kHidden + k])} * read(gate_up.data()[at(row, k, kHidden)]);
+        }
+      }
+      const double value = sums[0] / (1.0 + std::exp(-sums[0])) * sums[1];
+      activated[i] = read(stored(static_cast<float>(value), kind));
+    }
+    for (int64_t n = 0; n < kHidden; ++n) {
+      double sum = 0.0, size = 0.0;
+      for (int64_t i = 0; i < kIntermediate; ++i) {
+        const int64_t row = expert.data()[r] * kHidden + n;
+        const double product =
+            activated[i] * read(down.data()[at(row, i, kIntermediate)]) * weight.data()[r];
+        sum += product;
+        size += std::fabs(product);
+      }
+      // An activated value near a rounding boundary of its type may fall to either side.
+      const double bound = sizeof(Element) == sizeof(float) ? 1e-5 : 8e-3;
+      const double actual = out.data()[r * kHidden + n];
+      if (!(std::fabs(actual - sum) <= bound * size)) {
+        return "gives " + std::to_string(actual) + " for " + std::to_string(sum);
+      }
+    }
+  }
+  return "";
+}
+
 // linear_a8 with 8-bit codes and scales, or 4-bit codes, scales and minimums, in panels of 16
 // columns (kernels/cpu/include/atlas/blocks.h). The last panel and the last group are short.
 template <int bits>
@@ -254,6 +333,8 @@ constexpr Test kTests[] = {
     {"linear.x_bf16.weight_bf16.out_f32", test_linear<uint16_t>},
     {"linear_a8.x_f32.weight_i8g32", test_linear_a8<8>},
     {"linear_a8.x_f32.weight_i4g32m", test_linear_a8<4>},
+    {"moe_mlp.x_f32.gate_up_f32.down_f32", test_moe_mlp<float>},
+    {"moe_mlp.x_bf16.gate_up_bf16.down_bf16", test_moe_mlp<uint16_t>},
     {"paged_attention.q_f32.k_cache_f32.v_cache_f32.out_f32", test_attention<float>},
     {"paged_attention.q_bf16.k_cache_bf16.v_cache_bf16.out_bf16", test_attention<uint16_t>},
 };
