@@ -74,9 +74,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     served_model_name: Annotated[
         str | None, Meta(description="name of the model in the API; unset: MODEL, without its folder")
     ] = None
-    quant: Annotated[str | None, Meta(description="quantisation recipe; unset: the backend's default (bf16)")] = None
+    quant: Annotated[
+        str | None,
+        Meta(
+            description="int4, int8, bf16 or f32; unset: bf16 on a GPU, on a CPU what keeps most of the checkpoint "
+            "as it is stored"
+        ),
+    ] = None
     kv_dtype: Annotated[
-        str | None, Meta(description="format of the KV cache; unset: the one the quantisation recipe names")
+        str | None, Meta(description="format of the KV cache; so far only the quant's own: f32 with f32, else bf16")
     ] = None
     backend: Annotated[Backend, Meta(description="what executes the model")] = "auto"
     kernel_pack: Annotated[

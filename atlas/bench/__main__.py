@@ -16,26 +16,45 @@ from atlas.bench import accuracy, flags, machine, plot, roofline, speed
 from atlas.bench.local import LocalTarget
 from atlas.bench.remote import RemoteTarget
 from atlas.cli import show
-from atlas.config import OFFLINE_FIELDS, flag_name, offline_config
+from atlas.config import OFFLINE_FIELDS, ServeConfig, flag_name, offline_config
 from atlas.errors import AtlasError, ConfigError
 from atlas.llm import LLM
+from atlas.progress import Bar
+
+DEFAULT_MODEL = ServeConfig().model
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit code: 0, 1 where a request failed, 2 for wrong settings."""
+    """The exit code: 0, 1 where a request failed, 2 for wrong settings, 130 after Ctrl-C."""
     given = flags.parser().parse_args(argv)
+    if given.model is None and "url" not in given:
+        given.model = DEFAULT_MODEL
     where = machine.describe()  # now: files may change while it runs
     try:
+        _writable(given)
         return _accuracy(given, where) if given.command == "quant-accuracy" else _speed(given, where)
     except AtlasError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return 130
+
+
+def _writable(given: argparse.Namespace) -> None:
+    """Said before minutes of measuring, not after."""
+    plot_file = getattr(given, "plot", None)
+    if plot_file is not None and plot_file.suffix != ".svg":
+        raise ConfigError("--plot", str(plot_file), "a name that ends in .svg")
+    for flag, path in (("--json", given.json), ("--plot", plot_file)):
+        if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+            raise ConfigError(flag, f"{path} cannot be written", "a file in a folder that exists")
 
 
 def _options(given: argparse.Namespace) -> dict[str, Any]:
     """What was said of LLM's options, as values."""
     said = {name: value for name, value in vars(given).items() if name in OFFLINE_FIELDS}
-    config = offline_config(given.model, said, strict=False)
+    config = offline_config(given.model or DEFAULT_MODEL, said, strict=False)
     return {name: getattr(config, name) for name in said}
 
 
@@ -50,12 +69,16 @@ def _result(given: argparse.Namespace, where: dict[str, Any], **more: Any) -> di
     }
 
 
-def _write(path: Path | None, result: dict[str, Any]) -> None:
+def _write(flag: str, path: Path | None, text: str) -> None:
     if path is not None:
         try:
-            path.write_text(json.dumps(_finite(result), indent=1, allow_nan=False) + "\n")
+            path.write_text(text)
         except OSError as error:
-            raise ConfigError("--json", f"{path}: {error.strerror}") from None
+            raise ConfigError(flag, f"{path}: {error.strerror}") from None
+
+
+def _json(result: dict[str, Any]) -> str:
+    return json.dumps(_finite(result), indent=1, allow_nan=False) + "\n"
 
 
 def _finite(value: Any) -> Any:
@@ -80,14 +103,23 @@ def _speed(given: argparse.Namespace, where: dict[str, Any]) -> int:
         if options:
             flag = flag_name(next(iter(options)))
             raise ConfigError(flag, "given with --url", fix="it is the server's own setting")
+        if given.model is not None:
+            raise ConfigError("MODEL", f"{given.model} with --url", fix="name the server's with --served-model")
         key = given.api_key or os.environ.get("OPENAI_API_KEY", "")
         target = RemoteTarget(given.url, key, given.served_model, given.ignore_eos, given.timeout)
     else:
         options.setdefault("max_seqs", max(levels))
         options.setdefault("max_context", max(case.prompt_tokens + case.output_tokens for case in cases))
-        target = LocalTarget(LLM(given.model, **options))
+        target = LocalTarget(_load(given, options))
+    bar = Bar()
+
+    def report(result: dict[str, Any]) -> None:
+        bar.close()
+        show(_line(result))
+
     try:
-        show(", ".join(f"{name} {value}" for name, value in target.description.items()))
+        for name, value in target.description.items():
+            show(f"{name.replace('_', ' ')}: {value}")
         show(_header())
         results = speed.measure(
             target,
@@ -96,14 +128,26 @@ def _speed(given: argparse.Namespace, where: dict[str, Any]) -> int:
             warm_up=given.warm_up,
             seed=given.seed,
             threads=options.get("threads"),
-            report=lambda result: show(_line(result)),
+            report=report,
+            progress=bar,
         )
     finally:
+        bar.close()
         target.close()
-    _write(given.json, _result(given, where, target=target.description, cases=results))
+    _write("--json", given.json, _json(_result(given, where, target=target.description, cases=results)))
     if getattr(given, "plot", None) is not None:
-        given.plot.write_text(_chart(target.description, results))
+        _write("--plot", given.plot, _chart(target.description, results))
     return int(any(result["failures"] for result in results))
+
+
+def _load(given: argparse.Namespace, options: dict[str, Any]) -> LLM:
+    try:
+        return LLM(given.model, **options)
+    except ConfigError as error:
+        if error.where != "max_context" or "max_context" in given:
+            raise
+        found = f"{options['max_context']} tokens with the answer"  # not asked for: it follows from the cases
+        raise ConfigError("--prompt-tokens", found, error.accepted) from None
 
 
 def _header() -> str:
@@ -165,18 +209,29 @@ def _accuracy(given: argparse.Namespace, where: dict[str, Any]) -> int:
     if "quant" in options:
         raise ConfigError("--quant", "given", fix="name the formats with --formats")
     rows = accuracy.subjects(given.model, given.formats.split(","), given.compare)
+    bar = Bar()
+
+    def report(row: dict[str, Any]) -> None:
+        bar.close()
+        show(accuracy.table_line(row))
+
     show(accuracy.header())
-    found = accuracy.measure(
-        given.model,
-        text,
-        rows,
-        window=given.window,
-        stride=given.stride,
-        tokens=given.tokens,
-        options=options,
-        report=lambda row: show(accuracy.table_line(row)),
-    )
-    _write(given.json, _result(given, where, text_sha256=hashlib.sha256(text.encode()).hexdigest(), **found))
+    try:
+        found = accuracy.measure(
+            given.model,
+            text,
+            rows,
+            window=given.window,
+            stride=given.stride,
+            tokens=given.tokens,
+            options=options,
+            report=report,
+            progress=bar,
+        )
+    finally:
+        bar.close()
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    _write("--json", given.json, _json(_result(given, where, text_sha256=sha256, **found)))
     return 0
 
 

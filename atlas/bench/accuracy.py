@@ -16,6 +16,7 @@ import numpy as np
 from atlas.errors import AtlasError, ConfigError
 from atlas.llm import LLM
 from atlas.llm.scoring import BLOCK_TOKENS, Array, mean_interval, perplexity_of, windows
+from atlas.progress import Progress
 
 REFERENCE = "f32"
 
@@ -58,6 +59,7 @@ def measure(
     tokens: int | None = None,
     options: Mapping[str, Any],
     report: Callable[[dict[str, Any]], None] = lambda row: None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Score every subject on the text; a subject that cannot be loaded is a row that says why.
 
@@ -68,6 +70,7 @@ def measure(
     Raises:
         AtlasError: the reference itself cannot be loaded, or the text does not fit the options.
     """
+    progress = progress or Progress()
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryFile(prefix="atlas-accuracy-") as file:
         with LLM(model, **{**options, "quant": REFERENCE}) as llm:
@@ -79,8 +82,10 @@ def measure(
             file.truncate(4 * math.prod(shape))
             kept: Any = np.memmap(file, np.float32, "r+", shape=shape)
             began = time.perf_counter()
-            reference = _score(llm, ids, window, stride, kept, first=True)
-            results.append(_row(rows[0], reference, reference, window, stride, time.perf_counter() - began))
+            progress.begin(REFERENCE, shape[0], "token")
+            reference = _score(llm, ids, window, stride, kept, progress, first=True)
+            seconds = time.perf_counter() - began
+            results.append(_row(rows[0], reference, reference, window, stride, seconds, _weights(llm)))
             report(results[-1])
         for subject in rows[1:]:
             try:
@@ -94,9 +99,10 @@ def measure(
                     found = f"a vocabulary of {llm.vocab_size}"
                     raise ConfigError(f"--compare {subject.model}", found, f"{shape[1]}, the reference's")
                 began = time.perf_counter()
-                scores = _score(llm, ids, window, stride, kept, first=False)
+                progress.begin(subject.name, shape[0], "token")
+                scores = _score(llm, ids, window, stride, kept, progress, first=False)
                 seconds = time.perf_counter() - began
-            results.append(_row(subject, scores, reference, window, stride, seconds))
+                results.append(_row(subject, scores, reference, window, stride, seconds, _weights(llm)))
             report(results[-1])
     return {
         "model": model,
@@ -109,7 +115,13 @@ def measure(
     }
 
 
-def _score(llm: LLM, ids: list[int], window: int, stride: int, kept: Any, *, first: bool) -> Scores:
+def _weights(llm: LLM) -> dict[str, int]:
+    """Bytes of the weights by format."""
+    owned = llm.engine_thread.call(lambda engine: engine.runner.memory)
+    return {owner.removeprefix("weights "): size for owner, size in owned if owner.startswith("weights ")}
+
+
+def _score(llm: LLM, ids: list[int], window: int, stride: int, kept: Any, progress: Progress, *, first: bool) -> Scores:
     """Score each token once. `kept` [scored tokens, vocab] holds the reference's log-probabilities: written by the
     first subject, read by the others."""
     parts = windows(ids, window, stride)
@@ -118,6 +130,7 @@ def _score(llm: LLM, ids: list[int], window: int, stride: int, kept: Any, *, fir
     scores = Scores(np.full(count, np.nan), np.zeros(count), np.ones(count))
 
     def take(index: int, position: int, logits: Array) -> None:
+        progress.advance(len(logits))
         begin = parts[index][0] + position
         rows = slice(begin, begin + len(logits))
         shifted = logits - logits.max(axis=1, keepdims=True)
@@ -139,7 +152,13 @@ def _score(llm: LLM, ids: list[int], window: int, stride: int, kept: Any, *, fir
 
 
 def _row(
-    subject: Subject, scores: Scores, reference: Scores, window: int, stride: int, seconds: float
+    subject: Subject,
+    scores: Scores,
+    reference: Scores,
+    window: int,
+    stride: int,
+    seconds: float,
+    weights: dict[str, int],
 ) -> dict[str, Any]:
     found = perplexity_of(scores.nll, window, stride)
     # Paired: the text's own ups and downs are in both and cancel.
@@ -159,6 +178,7 @@ def _row(
         "kl_p99": float(np.quantile(scores.kl, 0.99)),
         "top1_match": float(scores.top1.mean()),
         "top1_interval": mean_interval(scores.top1),
+        "weight_bytes": weights,
         "seconds": round(seconds, 1),
     }
 
@@ -166,17 +186,18 @@ def _row(
 def header() -> str:
     """The first line of the table."""
     columns = f"{'perplexity':>10} {'(95 %)':>19} {'change':>9} {'(95 %)':>19} {'KL':>9} {'p99':>9} {'top-1':>8}"
-    return f"{'format':<24} {columns}"
+    return f"{'format':<20} {'weights, B':>10} {columns}"
 
 
 def table_line(row: Mapping[str, Any]) -> str:
     """One row for people."""
     if "skipped" in row:
-        return f"{row['name']:<24} skipped: {row['skipped']}"
+        return f"{row['name']:<20} skipped: {row['skipped']}"
     low, high = row["perplexity_interval"]
     change_low, change_high = row["perplexity_change_interval"]
     return (
-        f"{row['name']:<24} {row['perplexity']:>10.4f} {f'{low:.3f} .. {high:.3f}':>19}"
+        f"{row['name']:<20} {sum(row['weight_bytes'].values()) / 1e6:>9.1f}M"
+        f" {row['perplexity']:>10.4f} {f'{low:.3f} .. {high:.3f}':>19}"
         f" {row['perplexity_change_percent']:>+8.3f}% {f'{change_low:+.3f} .. {change_high:+.3f}':>19}"
         f" {row['kl']:>9.2e} {row['kl_p99']:>9.2e} {row['top1_match']:>8.3%}"
     )

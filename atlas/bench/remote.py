@@ -87,7 +87,9 @@ class RemoteTarget:
             response = connection.getresponse()
             body = response.read(1 << 20)
             if response.status != 200:
-                raise ConfigError("--url", f"/models answers {response.status}: {body[:200].decode(errors='replace')}")
+                fix = "" if self._path.endswith("/v1") else "most servers' base URL ends in /v1"
+                found = f"{self._path}/models answers {response.status}: {body[:200].decode(errors='replace')}"
+                raise ConfigError("--url", found, fix=fix)
             return str(json.loads(body)["data"][0]["id"])
         except (OSError, http.client.HTTPException) as error:
             raise AtlasError("--url", f"{self._host}:{self._port or ''}: {error}", fix="is the server up?") from None

@@ -10,6 +10,7 @@ from atlas.bench import roofline
 from atlas.bench.local import LocalTarget
 from atlas.bench.records import Record, summarise
 from atlas.errors import ConfigError
+from atlas.progress import Progress
 
 
 class Target(Protocol):
@@ -56,6 +57,7 @@ def measure(
     seed: int,
     threads: int | None = None,
     report: Callable[[dict[str, Any]], None] = lambda result: None,
+    progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
     """Run the cases in order; each is warmed up, then repeated. Prompts are new in every repeat, and the same for the
     same seed. `report` gets each result as soon as it is there.
@@ -63,12 +65,14 @@ def measure(
     Raises:
         ConfigError: a case does not fit the context.
     """
+    progress = progress or Progress()
     local = target if isinstance(target, LocalTarget) else None
     if local is not None:
         for case in wanted:
             if case.prompt_tokens + case.output_tokens > local.llm.max_context:
                 found = f"{case.prompt_tokens} + {case.output_tokens} tokens"
                 raise ConfigError(case.kind, found, f"at most {local.llm.max_context}, the context")
+    progress.begin("the machine's own rates", 1, "probe")
     rates = (
         local.llm.engine_thread.call(lambda e: roofline.measured_rates(e.runner, threads))
         if local is not None
@@ -77,9 +81,11 @@ def measure(
     results = []
     for index, case in enumerate(wanted):
         runs: list[list[Record]] = []
+        progress.begin(case.name, warm_up + repeats, "repeat")
         for repeat in range(-warm_up, repeats):
             prompts = target.prompts(case.requests, case.prompt_tokens, seed + 1000 * index + repeat + warm_up)
             run = target.run(prompts, case.output_tokens, case.concurrency)
+            progress.advance(1)
             if repeat >= 0:
                 runs.append(run)
         result = {

@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="also say which kernels MODEL would get, and why")
-    parser.add_argument("--quant", help="the quant to choose for (default: bf16, as for serve)")
+    parser.add_argument("--quant", help="as for serve: the quant to choose for")
     parser.add_argument("--backend", choices=("auto", "cpu", "cuda", "reference"), default="auto", help="as for serve")
     parser.add_argument("--kernel-pack", action="append", default=[], metavar="FILE", help="as for serve")
     parser.add_argument("--json", action="store_true", help="the report as JSON")

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from atlas.cli import show
 from atlas.errors import AtlasError, ConfigError
+from atlas.progress import Bar
 from atlas.quantize import layouts
 from atlas.quantize.job import REPORT, Options, run
-from atlas.quantize.progress import Bar
 from atlas.weights import open_checkpoint
 from atlas.weights.fetch import resolve_model
 
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; errors are printed, not raised."""
     logging.basicConfig(format="atlas: %(message)s", level=logging.WARNING)
-    bar = Bar()
+    bar = Bar(lines=True)
     try:
         arguments = _parser().parse_args(argv)
         options = _options(arguments)

@@ -17,9 +17,9 @@ import numpy as np
 
 from atlas.models import family_of
 from atlas.models.family import WeightSource
+from atlas.progress import Progress
 from atlas.quantize.calibration import Inputs, matrix_of
 from atlas.quantize.layouts import Context, Layout
-from atlas.quantize.progress import Progress
 from atlas.quantize.selection import PLAIN_DTYPES, Selection
 from atlas.runtime.program import Launch
 from atlas.targets.quant import recipe

@@ -9,7 +9,7 @@ import numpy as np
 
 from atlas.errors import ConfigError
 from atlas.models import family_of
-from atlas.quantize.progress import Progress
+from atlas.progress import Progress
 from atlas.runtime.program import Launch
 from atlas.runtime.runner import Runner, RunnerOptions
 from atlas.targets.shape import KV_BLOCK_SIZE, Shard

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from atlas.errors import CheckpointError, ConfigError
+from atlas.progress import Progress
 from atlas.quantize import activation_aware, calibration, folder, layouts, report
 from atlas.quantize.layouts import Context, Layout
-from atlas.quantize.progress import Progress
 from atlas.quantize.selection import PLAIN_DTYPES, Selection, fused_with, select
 from atlas.quantize.writer import Entry, Writer, nbytes
 from atlas.weights import Checkpoint

@@ -148,10 +148,10 @@ class Server:
             path, body = "completions", {"model": name, "prompt": "Hello", "max_tokens": 50}
         data = shlex.quote(msgspec.json.encode(body).decode())
         logger.info("backend %s, kernels %s: %s", ready.backend, ready.kernel_set, ready.reason)
-        for origin in frontend.defaults.origins:
-            logger.info("default %s = %s (%s)", origin.name, origin.value, origin.origin)
-        for owner, size in ready.memory:
-            logger.info("memory: %s %.1f MB", owner, size / 1e6)
+        defaults = ", ".join(f"{origin.name} {origin.value} ({origin.origin})" for origin in frontend.defaults.origins)
+        logger.info("sampling defaults: %s", defaults)
+        owners = ", ".join(f"{owner} {size / 1e6:.1f}" for owner, size in ready.memory)
+        logger.info("memory in MB: %.1f, of it %s", sum(size for _, size in ready.memory) / 1e6, owners)
         print(f"ready in {total:.2f} s: {stages}")
         print(f"{name} (context {ready.max_context}) at {url}/v1")
         print(f"curl {url}/v1/{path} -H 'Content-Type: application/json' -d {data}", flush=True)

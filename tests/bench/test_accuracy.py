@@ -66,6 +66,8 @@ def test_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("format") and [line.split()[0] for line in lines[1:]] == ["f32", "bf16"]
     result = json.loads(out.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    exact, rounded = (sum(row["weight_bytes"].values()) for row in result["rows"])
+    assert rounded < 0.6 * exact and f"{rounded / 1e6:.1f}M" in lines[2]
     assert (result["text_tokens"], result["window"], result["stride"]) == (100, 256, 128)
     assert main(["quant-accuracy", str(model), "--text", str(tmp_path / "absent")]) == 2
     assert main(["quant-accuracy", str(model), *arguments, "--quant", "bf16"]) == 2

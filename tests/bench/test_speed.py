@@ -113,7 +113,20 @@ def test_the_command_writes_json_that_any_reader_takes(
     curves = ElementTree.parse(chart).getroot().iter("{http://www.w3.org/2000/svg}circle")
     assert len(list(curves)) == 2 * 5
     assert main(["prefill", str(model), *options, "--prompt-tokens", "300"]) == 2
-    assert "max_context" in capsys.readouterr().err
+    assert "--prompt-tokens: 301 tokens" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_no_crash(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalTarget, "run", interrupted)
+    monkeypatch.setattr(roofline, "measured_rates", lambda runner, threads: RATES)
+    model, out = tiny_model.write(tmp_path / "m"), tmp_path / "r.json"
+    assert main(["prefill", str(model), "--prompt-tokens", "5", "--json", str(out)]) == 130
+    assert capsys.readouterr().err == "interrupted; nothing was written\n" and not out.exists()
 
 
 def test_plot_places_points_where_they_belong() -> None:
@@ -163,7 +176,12 @@ def test_wrong_settings_are_named(server: RunningServer, capsys: pytest.CaptureF
         (["decode", "--url", "nonsense"], "--url: 'nonsense'"),
         (["decode", "--url", server.url + "/v1", "--quant", "bf16"], "--quant: given with --url"),
         (["decode", "--url", "http://127.0.0.1:1/v1"], "is the server up?"),
+        (["decode", "--url", server.url], "most servers' base URL ends in /v1"),
+        (["decode", "smollm2-135m", "--url", server.url + "/v1"], "MODEL: smollm2-135m with --url"),
         (["ladder", "--max-seqs", "x"], "max_seqs: 'x'"),
+        (["ladder", "--plot", "c.png"], "--plot: c.png; accepted: a name that ends in .svg"),
+        (["ladder", "--plot", "absent/c.svg"], "--plot: absent/c.svg cannot be written"),
+        (["ladder", "--json", "/"], "--json: / cannot be written"),
     ):
         assert main(arguments) == 2
         assert message in capsys.readouterr().err

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from atlas.progress import Progress
 from atlas.quantize import activation_aware, calibration
 from atlas.quantize.job import Options, plan, run
-from atlas.quantize.progress import Progress
 from atlas.weights import Checkpoint, open_checkpoint
 from tests import family_models
 from tests.models.run import load, logits

@@ -1,4 +1,4 @@
-"""How far a run has come: nothing by default, a bar on a terminal."""
+"""How far a long command has come: nothing by default, a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -21,15 +21,28 @@ class Progress:
 
 
 class Bar(Progress):
-    """A bar on stderr, one line per stage."""
+    """A bar on stderr, on a terminal only; a stage that is over leaves none.
 
-    def __init__(self) -> None:
+    lines: where there is no terminal, say in a line that a stage begins.
+    """
+
+    def __init__(self, lines: bool = False) -> None:
         self._bar: tqdm[int] | None = None
+        self._lines = lines
 
     def begin(self, what: str, total: int, unit: str) -> None:
         self.close()
+        if self._lines and not sys.stderr.isatty():
+            print(f"{what}: {total} {unit}s", file=sys.stderr, flush=True)
         self._bar = tqdm(
-            total=total, desc=what, unit=unit, unit_scale=True, file=sys.stderr, dynamic_ncols=True, mininterval=0.5
+            total=total,
+            desc=what,
+            unit=unit,
+            unit_scale=total >= 10_000,
+            file=sys.stderr,
+            dynamic_ncols=True,
+            disable=None,
+            leave=False,
         )
 
     def advance(self, count: int) -> None:
