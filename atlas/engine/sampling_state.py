@@ -15,11 +15,10 @@ def token_mask(sequence: Sequence, vocab: int) -> Array:
 
     Everything that forbids tokens meets here, so that a sequence has one mask.
     """
-    allowed = np.full(-(-vocab // 32), 0xFFFFFFFF, np.uint32)
+    allowed = np.ones(-(-vocab // 32) * 32, np.bool_)
     if sequence.generated < sequence.sampling.min_tokens:
-        for token in sequence.sampling.stop_token_ids:
-            allowed[token // 32] &= np.uint32(0xFFFFFFFF ^ 1 << token % 32)
-    return allowed
+        allowed[list(sequence.sampling.stop_token_ids)] = False
+    return np.packbits(allowed, bitorder="little").view("<u4")
 
 
 def bias_row(params: SamplingParams, vocab: int) -> Array:
