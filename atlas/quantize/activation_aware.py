@@ -227,7 +227,7 @@ def _foldable(
         """Who wrote a buffer before this launch ran."""
         return next(other for other in reversed(launches[: launches.index(launch)]) if buffer in other.writes())
 
-    if launch.key.op in ("swiglu", "gated_activation"):
+    if launch.key.op == "gated_activation":
         inner = int(constants["intermediate"])
         return _from_rows(matrices, writer(operands["gate_up"]), inner, 2 * inner, sources, None)
     if launch.key.op == "paged_attention":

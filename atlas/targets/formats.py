@@ -2,8 +2,8 @@
 
 A matrix [n, k] in a block format stores codes, and per row and group of 32 columns a scale and maybe an
 offset. Row-major storage keeps each row whole, `[codes | scales | offsets]`, so that rows can be packed and
-read independently; kernels may ask for another layout (atlas/weights/layouts.py). formats.md defines what
-the formats mean; the NumPy side is atlas/weights/quantized.py. Standard library only.
+read independently; kernels may ask for another layout (atlas/weights/layouts.py). `Format` says
+what a code means; the NumPy side is atlas/weights/quantized.py. Standard library only.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Recipe:
 def _weights(name: str, format: str) -> Recipe:
     """A recipe that stores projections and experts in `format`, and the rest as `bf16` does.
 
-    The head, the embedding and the router stay bf16 (formats.md): each is read once per step, and errors in
+    The head, the embedding and the router stay bf16: each is read once per step, and errors in
     them reach every token's logits or choice of experts.
     """
     return Recipe(name, format, format, "bf16", "bf16", "bf16", "bf16", "bf16")
@@ -82,7 +82,7 @@ QUANTS = {
 
 _CPU_QUANTS = {
     # Activations of norms and gates stay f32 where a GPU has bf16: they are rounded to int8 right before a
-    # product, and one rounding is better than two. The head keeps the file's own format (formats.md).
+    # product, and one rounding is better than two. The head keeps the file's own format.
     name: Recipe(name, name, "bf16", "stored", "f32", "stored", "f32", "bf16", integer_activations=True)
     for name in ("int4", "int8")
 }

@@ -19,7 +19,7 @@ from atlas.targets.layers import has_experts, layers
 from atlas.targets.rope import rope, rotary_dim
 
 KV_BLOCK_SIZE = 16
-"""Tokens in one KV block (formats.md)."""
+"""Tokens in one KV block."""
 
 _MAX_HEAD_DIM = 1024
 """Kernels keep a head in registers, and published models end at 576; a wild value keeps a compiler busy for ever."""

@@ -1,6 +1,6 @@
 """Quantised matrices as NumPy arrays: what checkpoints store, before any kernel's layout.
 
-`QuantizedArray` holds codes and scales of any of the schemes of formats.md, with groups of any size;
+`QuantizedArray` holds codes and scales of any scheme of docs/checkpoints.md, with groups of any size;
 `BlockArray` is a view of a buffer in one of the block formats (atlas/targets/formats.py).
 """
 

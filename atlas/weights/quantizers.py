@@ -164,7 +164,7 @@ def quantize_nvfp4(
 ) -> QuantizedArray:
     """E2M1 codes, an E4M3 scale per 16 columns and one float32 scale: value = code * scale * global.
 
-    global = absmax / (6 * 448); a group's scale = its absmax / (6 * global), rounded to E4M3 (formats.md).
+    global = absmax / (6 * 448); a group's scale = its absmax / (6 * global), rounded to E4M3.
     absmax: where several tensors share the global scale, the largest value of all of them; 0 takes this tensor's.
     reciprocal: the file will hold 1 / global; so that both mean the same, global is the reciprocal of that float32.
     """

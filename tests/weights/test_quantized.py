@@ -1,4 +1,4 @@
-"""Quantised arrays: conversions between formats keep every value, and the stored form is what formats.md says."""
+"""Quantised arrays: conversions between formats keep every value, and the stored form is what its definition says."""
 
 from __future__ import annotations
 
