@@ -113,7 +113,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            logit_bias=self.logit_bias,
+            logit_bias=dict(self.logit_bias),  # the caller's own may change while the request waits
             seed=seed,
             stop_token_ids=self.stop_token_ids,
             logprobs=self.logprobs,
@@ -132,14 +132,18 @@ def _types() -> dict[str, Any]:
 
 def _convert(name: str, value: Any, kind: Any) -> Any:
     """A value as the field's type; NumPy scalars and, as in the API, string keys of `logit_bias` are taken."""
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        value = value.item()
+    value = _python(value)
     try:
         if name == "logit_bias" and isinstance(value, Mapping | None):
             return engine.token_biases(value or {})
         if name in ("stop", "stop_token_ids"):
-            value = tuple(value or ())
+            value = tuple(_python(item) for item in (() if value is None else value))
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, TypeError, ValueError) as error:
         found = repr(value)
         raise RequestError(name, f"{found if len(found) <= 60 else found[:57] + '...'}: {error}") from None
+
+
+def _python(value: Any) -> Any:
+    """A NumPy scalar as Python's own number."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value

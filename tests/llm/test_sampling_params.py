@@ -63,6 +63,10 @@ def test_it_is_the_attribute_of_the_package() -> None:
         ("stop", ["a", ""]),
         ("stop", [3]),
         ("stop", 3),
+        ("stop", 0),
+        ("stop", False),
+        ("stop_token_ids", 0),
+        ("stop_token_ids", "56"),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", ["a"]),
         ("ignore_eos", 1),
@@ -97,6 +101,9 @@ def test_spellings_that_mean_the_same() -> None:
     assert params == SamplingParams(
         temperature=0.5, top_k=0, stop=("END",), stop_token_ids=(5,), logit_bias={7: 1.0, 8: 2.0}
     )
+    for ids in (np.array([0, 5]), [np.int32(0), np.uint8(5)], range(0, 6, 5)):
+        assert SamplingParams(stop_token_ids=ids).stop_token_ids == (0, 5)  # type: ignore[arg-type]
+    assert SamplingParams(stop_token_ids=np.array([0])).stop_token_ids == (0,)  # type: ignore[arg-type]
     assert SamplingParams(stop=None, logit_bias=None, stop_token_ids=None) == SamplingParams()  # type: ignore[arg-type]
 
 
@@ -138,6 +145,13 @@ def test_limits_that_depend_on_the_model() -> None:
     ):
         with pytest.raises(RequestError, match=message):
             SamplingParams(**field).choices(10, (0, 1, 2), 320)  # type: ignore[arg-type]
+
+
+def test_a_request_keeps_the_bias_that_was_checked() -> None:
+    params = SamplingParams(logit_bias={5: 1.0})
+    (request,) = params.choices(10, (), 320)
+    params.logit_bias[10**6] = 1.0
+    assert request.logit_bias == {5: 1.0}
 
 
 def test_without_a_seed_draws_differ() -> None:
