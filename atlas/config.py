@@ -258,11 +258,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_offline_flags(parser: argparse._ActionsContainer) -> None:
-    """Flags of OFFLINE_FIELDS, spelt and explained as the server's. What was given goes to `offline_config` with
-    strict=False. Give the parser `argument_default=argparse.SUPPRESS`, so that the rest stays unset."""
+def add_offline_flags(parser: argparse._ActionsContainer, without: Sequence[str] = ()) -> None:
+    """Flags of OFFLINE_FIELDS but `without`, spelt and explained as the server's. What was given goes to
+    `offline_config` with strict=False. Give the parser `argument_default=argparse.SUPPRESS`, so that the rest stays
+    unset."""
     for field in msgspec.structs.fields(ServeConfig):
-        if field.name in OFFLINE_FIELDS:
+        if field.name in OFFLINE_FIELDS and field.name not in without:
             _add_flag(parser, field)
 
 

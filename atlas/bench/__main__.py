@@ -206,8 +206,6 @@ def _accuracy(given: argparse.Namespace, where: dict[str, Any]) -> int:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("--text", f"{given.text}: {error}", "a UTF-8 text file") from None
     options = _options(given)
-    if "quant" in options:
-        raise ConfigError("--quant", "given", fix="name the formats with --formats")
     rows = accuracy.subjects(given.model, given.formats.split(","), given.compare)
     bar = Bar()
 

@@ -17,6 +17,7 @@ from atlas.errors import AtlasError, ConfigError
 from atlas.llm import LLM
 from atlas.llm.scoring import BLOCK_TOKENS, Array, mean_interval, perplexity_of, windows
 from atlas.progress import Progress
+from atlas.targets.quant import recipe
 
 REFERENCE = "f32"
 
@@ -40,12 +41,17 @@ class Scores:
 
 
 def subjects(model: str, formats: Sequence[str], compare: Sequence[str]) -> list[Subject]:
-    """The reference first. `compare`: PATH or PATH@FORMAT (default f32: the checkpoint's stored values, exactly)."""
+    """The reference first. `compare`: PATH or PATH@FORMAT (default f32: the checkpoint's stored values, exactly).
+
+    Raises ConfigError: a format that does not exist.
+    """
     rows = [Subject(REFERENCE, model, REFERENCE)]
     rows += [Subject(quant, model, quant) for quant in formats if quant != REFERENCE]
     for given in compare:
         path, _, quant = given.rpartition("@") if "@" in given else (given, "", REFERENCE)
         rows.append(Subject(f"{Path(path).name}@{quant}", path, quant))
+    for row in rows:
+        recipe(row.quant)
     return rows
 
 
@@ -193,11 +199,14 @@ def table_line(row: Mapping[str, Any]) -> str:
     """One row for people."""
     if "skipped" in row:
         return f"{row['name']:<20} skipped: {row['skipped']}"
-    low, high = row["perplexity_interval"]
-    change_low, change_high = row["perplexity_change_interval"]
+
+    def interval(name: str, form: str) -> str:
+        # One block of tokens has no spread to estimate.
+        return " .. ".join(format(end, form) for end in row[name]) if math.isfinite(row[name][1]) else "-"
+
     return (
         f"{row['name']:<20} {sum(row['weight_bytes'].values()) / 1e6:>9.1f}M"
-        f" {row['perplexity']:>10.4f} {f'{low:.3f} .. {high:.3f}':>19}"
-        f" {row['perplexity_change_percent']:>+8.3f}% {f'{change_low:+.3f} .. {change_high:+.3f}':>19}"
+        f" {row['perplexity']:>10.4f} {interval('perplexity_interval', '.3f'):>19}"
+        f" {row['perplexity_change_percent']:>+8.3f}% {interval('perplexity_change_interval', '+.3f'):>19}"
         f" {row['kl']:>9.2e} {row['kl_p99']:>9.2e} {row['top1_match']:>8.3%}"
     )

@@ -91,7 +91,7 @@ def _accuracy(command: argparse.ArgumentParser) -> None:
         ("--stride", "tokens between windows (default: half a window)"),
     ):
         command.add_argument(flag, type=number, default=None, metavar="N", help=text)
-    add_offline_flags(command.add_argument_group("the engine"))
+    add_offline_flags(command.add_argument_group("the engine"), without=["quant"])
 
 
 def number(text: str) -> int:

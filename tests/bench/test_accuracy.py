@@ -25,9 +25,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_rows_are_what_their_names_say(model: Path, tmp_path: Path) -> None:
     other = make_model(tmp_path / "other", seed=1)
     text = "".join(chr(97 + n * n % 26) for n in range(200))
-    rows = accuracy.subjects(str(model), ["f32", "bf16", "nonsense"], [str(other), f"{model}@bf16"])
+    rows = accuracy.subjects(str(model), ["f32", "bf16", "nvfp4"], [str(other), f"{model}@bf16"])
     found = accuracy.measure(str(model), text, rows, window=256, stride=128, options=OPTIONS)
-    assert [row["name"] for row in found["rows"]] == ["f32", "bf16", "nonsense", "other@f32", "m@bf16"]
+    assert [row["name"] for row in found["rows"]] == ["f32", "bf16", "nvfp4", "other@f32", "m@bf16"]
     logs = {}
     for name, path, quant in (("f32", model, "f32"), ("bf16", model, "bf16"), ("other@f32", other, "f32")):
         with LLM(path, **OPTIONS, quant=quant) as llm:
@@ -37,8 +37,8 @@ def test_rows_are_what_their_names_say(model: Path, tmp_path: Path) -> None:
     base = logs["f32"]
     assert found["scored_tokens"] == len(ids) - 1 == 200
     for row in found["rows"]:
-        if row["name"] == "nonsense":
-            assert "nonsense" in row["skipped"]
+        if row["name"] == "nvfp4":
+            assert "nvfp4" in row["skipped"]
             continue
         log_p = logs["bf16" if row["name"] == "m@bf16" else row["name"]]
         nll = -log_p[at, targets]
@@ -70,7 +70,7 @@ def test_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert rounded < 0.6 * exact and f"{rounded / 1e6:.1f}M" in lines[2]
     assert (result["text_tokens"], result["window"], result["stride"]) == (100, 256, 128)
     assert main(["quant-accuracy", str(model), "--text", str(tmp_path / "absent")]) == 2
-    assert main(["quant-accuracy", str(model), *arguments, "--quant", "bf16"]) == 2
+    assert main(["quant-accuracy", str(model), *arguments, "--formats", "bf16,int5"]) == 2
     assert main(["quant-accuracy", str(model), *arguments, "--window", "1000"]) == 2
     errors = capsys.readouterr().err
-    assert "--text" in errors and "--quant" in errors and "window: 1000" in errors
+    assert "--text" in errors and "unknown quant 'int5'" in errors and "window: 1000" in errors
