@@ -2,7 +2,7 @@
 [layouts]
 weight = "panel16"
 [levels]
-also = ["avx512vnni", "i8mm"]
+also = ["amx", "avx512vnni", "i8mm"]
 */
 // linear_a8: out[r, n] = sum over groups of 32 k of xs * (ws * dot(qx, qw) + m * sum(qx)) for
 // weights in an integer block format; x is rounded to int8 per row and group first (round_int8.h).
@@ -13,13 +13,17 @@ also = ["avx512vnni", "i8mm"]
 //   chain of fp32 operations over k, whichever tile computes it; a bias is added to the finished
 //   sum. So a row's result depends neither on the other rows, nor on tiles, chunks or workers.
 // Tiles: up to kTileRows rows by one panel. Codes are unpacked once per tile; a row's four
-//   activations are broadcast from the rounded copy of the tile, which lies group by group.
+//   activations are broadcast from the rounded copy of the tile, which lies group by group. At
+//   level amx 8 to 16 rows are one AMX tile of 32 bytes a row, so that a group's sums come out by
+//   themselves: half of a tile's k, and the scales take the vector units longer than the product
+//   takes. Fewer rows go by VNNI; the sums are exact, so a row has the same bits either way.
 // Work split: (block of rows, panel), rows outermost, in contiguous ranges. Each worker rounds the
 //   rows of its blocks itself: a few hundred cycles a row, less than another barrier.
 // Bytes: per 512 weights a block of 256 to 544; all blocks once per block of rows.
 // Bound: memory up to about 3 rows (prefetches only slow the stream down); above it 8 multiply-adds
 //   per row and block, and 2 to 3 for the scales on the same units: at most 8/11 (with offsets) or
 //   8/10 of the peak.
+#include "atlas/amx.h"
 #include "atlas/blocks.h"
 #include "atlas/partition.h"
 #include "atlas/round_int8.h"
@@ -31,12 +35,16 @@ namespace {
 // VNNI 10 to 14 rows are alike; AVX-512 without it does 125, 113 and 81 GMAC/s at 4, 6 and 12 rows;
 // AVX2 76, 80 and 76 at 2, 4 and 6.
 #if defined(__AVX512VNNI__)
-constexpr int kTileRows = 12;
+constexpr int kVectorRows = 12;
 #elif defined(__AVX2__) || defined(__aarch64__)
-constexpr int kTileRows = 4;
+constexpr int kVectorRows = 4;
 #else
-constexpr int kTileRows = 2;
+constexpr int kVectorRows = 2;
 #endif
+// An AMX tile has 16 rows. Products of 8 rows keep the two units of VNNI busy for 32 cycles, which
+// the scales need too; an AMX unit of its own takes about 16. Counted, not measured.
+constexpr int kTileRows = kHasTiles ? 16 : kVectorRows;
+constexpr int kFewestTileRows = 8;
 
 // Rows of a block: their rounded copy stays within a share of L2.
 constexpr int64_t kBlockRows = 4 * kTileRows;
@@ -47,13 +55,29 @@ constexpr int64_t kRowGroupBytes = sizeof(RoundedGroup<1, float>);
 template <class Format>
 using Sum = std::conditional_t<Format::kHasOffset, float, int32_t>;
 
+// sum[r] += xs * (ws * dot(r) + m * sum(qx)), where dot(r) is what the codes' bias is taken off.
+template <class Format, int rows, class Dot>
+ATLAS_INLINE void add_scaled(const uint8_t* block, const RoundedGroup<rows, Sum<Format>>& x,
+                             F32x16* sum, const Dot& dot) {
+  const F32x16 scale = Format::scales(block), minimum = Format::minimums(block, scale);
+  for (int r = 0; r < rows; ++r) {
+    F32x16 value = to_float(dot(r)) * scale;
+    if constexpr (Format::kHasOffset) {
+      value = fma(minimum, splat(x.sum[r]), value);
+    }
+    sum[r] = fma(splat(x.scale[r]), value, sum[r]);
+  }
+}
+template <class Format, class Group>
+ATLAS_INLINE int32_t first_value(const Group& x, int r) {
+  return Format::kHasOffset ? 0 : -Format::kBias * static_cast<int32_t>(x.sum[r]);
+}
+
 template <class Format, int rows>
 ATLAS_INLINE void add_group(const uint8_t* block, const RoundedGroup<rows, Sum<Format>>& x,
                             F32x16* sum) {
   Dots<Format::kBits> dots[rows];
-  for (int r = 0; r < rows; ++r) {
-    dots[r].start(Format::kHasOffset ? 0 : -Format::kBias * static_cast<int32_t>(x.sum[r]));
-  }
+  for (int r = 0; r < rows; ++r) dots[r].start(first_value<Format>(x, r));
 #pragma GCC unroll 8
   for (int i = 0; i < Format::kLoads; ++i) {
     const Codes codes = load_codes(block + i * kStepBytes);
@@ -65,14 +89,46 @@ ATLAS_INLINE void add_group(const uint8_t* block, const RoundedGroup<rows, Sum<F
       for (int r = 0; r < rows; ++r) dots[r].add(high, x.q[r] + (i + Format::kLoads) * kStepK);
     }
   }
-  const F32x16 scale = Format::scales(block), minimum = Format::minimums(block, scale);
-  for (int r = 0; r < rows; ++r) {
-    F32x16 value = to_float(dots[r].finish()) * scale;
-    if constexpr (Format::kHasOffset) {
-      value = fma(minimum, splat(x.sum[r]), value);
-    }
-    sum[r] = fma(splat(x.scale[r]), value, sum[r]);
+  add_scaled<Format, rows>(block, x, sum, [&](int r) { return dots[r].finish(); });
+}
+
+// The AMX tiles of a block: tiles of rows differ by one row at most, so there are two shapes, by
+// whether their number is odd.
+constexpr int kSumTiles = 0, kRowTiles = 2, kCodeTile = 4;
+ATLAS_INLINE void configure(int64_t most_rows) {
+  TileConfig config;
+  for (int64_t rows = max64(1, most_rows - 1); rows <= most_rows; ++rows) {
+    config.set(static_cast<int>(kSumTiles + rows % 2), rows, kLanes * 4);
+    config.set(static_cast<int>(kRowTiles + rows % 2), rows, kGroup);
   }
+  config.set(kCodeTile, kGroup / kStepK, kStepBytes);
+  configure_tiles(config);
+}
+
+template <class Format, int rows>
+ATLAS_INLINE void add_group_by_tile(const uint8_t* block, const RoundedGroup<rows, Sum<Format>>& x,
+                                    F32x16* sum) {
+  constexpr int sums = kSumTiles + rows % 2, q = kRowTiles + rows % 2;
+  alignas(64) uint8_t unpacked[Format::kBits == 8 ? 1 : kGroup * kLanes];
+  alignas(64) I32x16 dots[rows];
+  if constexpr (Format::kBits == 4) {
+    for (int i = 0; i < Format::kLoads; ++i) {
+      const Codes codes = load_codes(block + i * kStepBytes);
+      const Codes low = low_nibbles(codes), high = high_nibbles(codes);
+      __builtin_memcpy(unpacked + i * kStepBytes, &low, kStepBytes);
+      __builtin_memcpy(unpacked + (i + Format::kLoads) * kStepBytes, &high, kStepBytes);
+    }
+  }
+  zero_tile<sums>();
+  load_tile<q>(x.q, kGroup);
+  load_tile<kCodeTile>(Format::kBits == 8 ? block : unpacked, kStepBytes);
+  multiply_tiles<sums, q, kCodeTile>();
+  store_tile<sums>(dots, sizeof(I32x16));
+  add_scaled<Format, rows>(block, x, sum, [&](int r) {
+    I32x16 dot = dots[r];
+    for (int i = 0; i < kParts; ++i) dot.part[i] += first_value<Format>(x, r);
+    return dot;
+  });
 }
 
 // One tile of rows times one panel.
@@ -83,7 +139,11 @@ void multiply(const std::byte* rounded, const uint8_t* panel, int64_t groups, co
   F32x16 sum[rows];
   for (int r = 0; r < rows; ++r) sum[r] = zero();
   for (int64_t g = 0; g < groups; ++g) {
-    add_group<Format, rows>(panel, x[g], sum);
+    if constexpr (kHasTiles && rows >= kFewestTileRows) {
+      add_group_by_tile<Format, rows>(panel, x[g], sum);
+    } else {
+      add_group<Format, rows>(panel, x[g], sum);
+    }
     panel += Format::kBytes;
   }
   if (bias != nullptr) {
@@ -176,6 +236,8 @@ void linear_a8(const CpuLaunch& launch) {
                  for_tiles(count, [&](int64_t first, int64_t tile) {
                    round_tile<Sum<Format>>(x + (first_row + first) * k, tile, k, rounded(first));
                  });
+                 const int64_t most = ceil_div(count, ceil_div(count, kTileRows));
+                 if (kHasTiles && most >= kFewestTileRows) configure(most);
                  for (int64_t panel = begin; panel < end; ++panel) {
                    const float* added = bias == nullptr ? nullptr : bias + panel * kLanes;
                    for_tiles(count, [&](int64_t first, int64_t tile) {
@@ -186,6 +248,7 @@ void linear_a8(const CpuLaunch& launch) {
                    });
                  }
                });
+  if (kHasTiles) release_tiles();
 }
 
 ATLAS_CPU_KERNEL("linear_a8.x_f32.weight_i8g32", linear_a8<float, I8g32>, scratch);

@@ -67,7 +67,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dotprod = [flag.replace("+i8mm+bf16", "") for flag in levels["i8mm"][0]]
     assert dotprod != levels["i8mm"][0]
     levels["dotprod"] = (dotprod, [file for file in FILES if file.stem == "linear_a8"])
-    return cpu_kernels.build(tmp_path_factory.mktemp("aarch64"), [compiler], levels)
+    command = [compiler, "-static", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    return cpu_kernels.build(tmp_path_factory.mktemp("aarch64"), command, levels)
 
 
 def emulated(cpu: str, program: Path, *levels: str) -> str:

@@ -10,30 +10,30 @@ from build_targets import ROOT
 
 CORE = [ROOT / "csrc" / "cpu" / f"{name}.cpp" for name in ("features", "levels", "registry", "self_test")]
 DRIVER = ROOT / "tests" / "csrc" / "cpu_kernels.cpp"
-WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wno-psabi")
 
 
 def build(folder: Path, compiler: Sequence[str], levels: Mapping[str, tuple[Sequence[str], Sequence[Path]]]) -> Path:
-    """The program, in `folder`.
+    """The program, in `folder`, beside its objects `LEVEL-FILE.o`.
 
     compiler: its command line up to the options that all files share.
     levels: name -> options and kernel files; names need not be those of HARDWARE.toml.
     """
     includes = [f"-I{ROOT / part}" for part in ("csrc", "kernels/cpu/include")]
-    common = [*compiler, "-std=c++17", *WARNINGS, *includes]
     objects = []
-    # Objects of lower levels first, the core before all: see CMakeLists.txt.
+    # The core first, then levels in their order, which should be from the lowest on: see CMakeLists.txt.
     for name, (flags, files) in {"": ([], [DRIVER, *CORE]), **levels}.items():
         for file in files:
             objects.append(folder / f"{name}-{file.stem}.o")
             level = [f'-DATLAS_CPU_LEVEL="{name}"'] if name else []
-            run([*common, "-O2", *flags, *level, "-c", file, "-o", objects[-1]])
+            options = ["-std=c++17", "-O2", "-Wno-psabi", *flags, *level, *includes]
+            run([*compiler, *options, "-c", file, "-o", objects[-1]])
     program = folder / "cpu_kernels"
-    run([*compiler, "-static", *objects, "-o", program])
+    run([*compiler, *objects, "-o", program])
     return program
 
 
 def run(command: Sequence[str | Path]) -> str:
+    """Its standard output; fails the test that calls it if the command does."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
     return done.stdout
