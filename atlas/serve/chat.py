@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -64,13 +66,15 @@ async def chat_completions(http: Request, service: Service) -> Response:
     headers = service.report_ignored(ignored)
     service.check_model(request.model)
     frontend, ready = serving.frontend, serving.ready
-    sampling = check(
+    checked = partial(
+        check,
         request,
         frontend.defaults,
         ends=frontend.tokenizer.eos_token_ids,
         vocab_size=ready.vocab_size,
         seed=service.config.seed,
     )
+    sampling = await frontend.run(checked, len(body))
     prompt = await frontend.chat_prompt(request.messages, ready.max_context, len(body))
     jobs, notes = make_jobs([prompt], sampling, ready.max_context)
     form = ChatFormat(frontend.tokenizer)

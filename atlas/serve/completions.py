@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -85,13 +86,15 @@ async def completions(http: Request, service: Service) -> Response:
     headers = service.report_ignored(ignored)
     service.check_model(request.model)
     ready = serving.ready
-    sampling = check(
+    checked = partial(
+        check,
         request,
         serving.frontend.defaults,
         ends=serving.frontend.tokenizer.eos_token_ids,
         vocab_size=ready.vocab_size,
         seed=service.config.seed,
     )
+    sampling = await serving.frontend.run(checked, len(body))
     parts = _split(request.prompt)
 
     if len(parts) * sampling.n > MAX_PROMPTS:

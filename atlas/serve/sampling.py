@@ -60,6 +60,9 @@ def check(
     n = _or(request.n, 1)
     if not 1 <= n <= MAX_CHOICES:
         raise invalid("n", str(n)[:40], f"an integer from 1 to {MAX_CHOICES}")
+    for name in ("logit_bias", "stop_token_ids"):
+        if (count := len(getattr(request, name) or ())) > vocab_size:
+            raise invalid(name, f"{count} entries", f"at most {vocab_size}, the vocabulary")
     logprobs, prompt_logprobs = _logprobs(request)
     max_tokens = _max_tokens(request, scoring=prompt_logprobs is not None or _echoes(request))
     try:

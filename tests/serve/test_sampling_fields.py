@@ -233,6 +233,8 @@ def test_min_tokens_and_stop_ids(http: httpx.Client) -> None:
         ({"logit_bias": {"5": 1, "05": 1}}, "logit_bias: token id 5 twice"),
         ({"logit_bias": {" 5": 1}}, "logit_bias: the key ' 5'"),
         ({"logit_bias": {"5": 101}}, "logit_bias: 101"),
+        ({"logit_bias": {str(i): 1 for i in range(321)}}, "logit_bias: 321 entries"),
+        ({"stop_token_ids": [5] * 321}, "stop_token_ids: 321 entries"),
         # Nothing would be left to choose from: the client's fault, not the model's.
         ({"min_tokens": 2, "stop_token_ids": list(range(320))}, "min_tokens: 2, and every token of the vocabulary"),
     ],
