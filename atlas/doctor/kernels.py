@@ -120,7 +120,7 @@ def _choice(context: Context, config: Mapping[str, Any], origin: str, checkpoint
     choice = kernel_set.choose(context.backend, context.quant, shape, sources, devices, no_device, fix, natural)
     found = f"{context.model} ({origin}) would run on {choice.name}: {choice.reason}"
     if choice.backend != "cuda" and context.quant is None and choice.quant == natural:
-        found += f"; {natural} keeps most of the checkpoint as it is stored"
+        found += f"; {natural} is nearest to how the checkpoint is stored"
     roles = recipe(choice.quant, "cuda" if choice.backend == "cuda" else "cpu")
     programs = family.record(configured, roles)
     if checkpoint:

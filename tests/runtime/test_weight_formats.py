@@ -80,6 +80,10 @@ def test_the_natural_quant_keeps_most_of_the_checkpoint() -> None:
     assert natural(a=Q8_0, b=Q8_0, c=Q4_0, d=FLOAT) == "int8"
     assert natural(a=Q6_K, b=Q6_K, c=Q8_0) == "bf16"
     assert natural() == "bf16"
+    # A table in floats, larger than the layers, does not make an integer checkpoint one of floats.
+    tables = {"model.embed_tokens.weight": FLOAT, "lm_head.weight": FLOAT}
+    assert natural(**tables, a=Q8_0) == "int8"
+    assert natural(**dict.fromkeys(tables, Q8_0), a=FLOAT) == "bf16"
 
 
 @pytest.fixture(scope="module")
