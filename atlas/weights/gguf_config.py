@@ -31,6 +31,7 @@ _READ = {
     "rope.dimension_count",
     "rope.freq_base",
     "rope.scaling.type",
+    "rope.scale_linear",
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
     "rope.scaling.attn_factor",
@@ -72,14 +73,14 @@ _CHANGING: dict[str, Any] = {
 def check_architecture(metadata: Mapping[str, Any], file: str) -> str:
     """The value of general.architecture, which must be one that is known."""
     architecture = metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise CheckpointError(
             file,
             f"general.architecture is {architecture!r}",
             ", ".join(ARCHITECTURES),
             "use a model of a known architecture",
         )
-    return str(architecture)
+    return architecture
 
 
 class _Fields:
@@ -259,12 +260,14 @@ _OWN_FIELDS = {"llama": _llama, "gemma3": _gemma3, "phi3": _phi3, "granite": _gr
 
 
 def _rope_scaling(fields: _Fields) -> dict[str, Any] | None:
-    kind = fields.metadata.get(fields.prefix + "rope.scaling.type", "none")
+    # llama.cpp's default, and its older name of the factor.
+    stated = next((name for name in ("rope.scaling.factor", "rope.scale_linear") if fields.has(name)), "")
+    kind = fields.metadata.get(fields.prefix + "rope.scaling.type", "linear" if stated else "none")
     stretch = fields.number("rope.scaling.attn_factor", 1.0)
     if kind in ("none", "longrope"):  # the lists of LongRoPE are tensors: add_rope_factors
         return None
     if kind == "linear" and stretch == 1.0:
-        return {"rope_type": "linear", "factor": fields.number("rope.scaling.factor")}
+        return {"rope_type": "linear", "factor": fields.number(stated or "rope.scaling.factor")}
     if kind == "yarn":
         factor = fields.number("rope.scaling.factor")
         found = {

@@ -203,6 +203,12 @@ def test_rope_scaling(tmp_path: Path, kind: str) -> None:
     assert open_checkpoint(write(tmp_path / "m.gguf", extra=extra)).config["rope_scaling"] == expected
 
 
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_without_a_type_is_linear_as_in_llama_cpp(tmp_path: Path, key: str) -> None:
+    path = write(tmp_path / "m.gguf", extra=lambda writer: writer.add_float32(f"llama.{key}", 4.0))
+    assert open_checkpoint(path).config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+
+
 def llama3_factors(factor: float, theta: float, dim: int) -> np.ndarray:
     """As Llama 3's reference code defines them, one frequency at a time."""
     result = []

@@ -71,6 +71,7 @@ def entry(name: bytes, dims: tuple[int, ...], kind: int, offset: int) -> bytes:
         (bare(fields=1, body=string(b"\xff\xfe") + bytes(16)), "not UTF-8"),
         (bare(fields=2, body=(string(b"k") + struct.pack("<II", 4, 1)) * 2), "k occurs twice"),
         (bare(fields=1, body=string(b"general.alignment") + struct.pack("<II", 4, 0)), r"general\.alignment is 0"),
+        (bare(fields=1, body=string(b"general.architecture") + struct.pack("<IIQ", 9, 4, 0)), r"architecture is \[\]"),
         (bare(tensors=1, body=entry(b"t", (4,), 999, 0)), "type 999"),
         (bare(tensors=1, body=entry(b"t", (33,), 2, 0)), "whole Q4_0 blocks"),
         (bare(tensors=1, body=entry(b"t", (0,), 0, 0)), r"dimensions \[0\]"),
