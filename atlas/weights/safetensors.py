@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import reprlib
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from atlas.errors import CheckpointError
 from atlas.weights.checkpoint import Checkpoint, TensorInfo, TokenizerFiles, read_json_object
 from atlas.weights.quantized import QuantizedArray
 from atlas.weights.schemes import find
+
+log = logging.getLogger(__name__)
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -91,6 +94,10 @@ class SafetensorsCheckpoint(Checkpoint):
                     f"tensor {name} is not in it although {INDEX} says so",
                     fix=DOWNLOAD_AGAIN,
                 )
+        for file, stored in names.items():
+            for name in sorted(stored - weight_map.keys()):
+                log.warning("%s: tensor %s is not in %s: used all the same", file, name, INDEX)
+                weight_map[name] = file
         return dict(weight_map)
 
     def _open(self, file: str) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from atlas.errors import CheckpointError
-from atlas.weights import open_checkpoint
+from atlas.weights import Checkpoint, open_checkpoint
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4}
 
@@ -189,6 +189,26 @@ def test_wrong_index_is_refused(tmp_path: Path, weight_map: Any, message: str) -
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(folder)
+
+
+def test_a_tensor_that_the_index_forgot_is_read_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = sharded(tmp_path / "m")
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    last = open_checkpoint(folder)
+    # Of the two shards, one must still be named, or nobody knows of it.
+    forgotten = next(name for name, info in last.tensors.items() if _shares_its_file(last, name))
+    del index["weight_map"][forgotten]
+    path.write_text(json.dumps(index))
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.tensors == last.tensors and f"tensor {forgotten} is not in" in caplog.text
+    np.testing.assert_array_equal(checkpoint.read(forgotten), last.read(forgotten))
+
+
+def _shares_its_file(checkpoint: Checkpoint, name: str) -> bool:
+    return sum(info.file == checkpoint.tensors[name].file for info in checkpoint.tensors.values()) > 1
 
 
 def test_single_file_wins_over_an_index_as_in_transformers(tmp_path: Path) -> None:
