@@ -123,6 +123,22 @@ def test_gptq_without_group_index(tmp_path: Path) -> None:
     np.testing.assert_array_equal(opened(tmp_path, written).read(f"{NAME}.weight"), written.values)
 
 
+def test_gptq_in_act_order_needs_its_group_index(tmp_path: Path) -> None:
+    written = gptq(np.random.default_rng(), 64, 128, act_order=True)
+    del written.pieces["g_idx"]
+    with pytest.raises(CheckpointError, match=r"q_proj\.g_idx is missing although desc_act is true"):
+        opened(tmp_path, written)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("modelopt", [True, False])
+def test_a_global_scale_is_one_number_of_any_rank(tmp_path: Path, shape: tuple[int, ...], modelopt: bool) -> None:
+    written = nvfp4(np.random.default_rng(), 32, 64, modelopt=modelopt)
+    name = "weight_scale_2" if modelopt else "weight_global_scale"
+    written.pieces[name] = written.pieces[name].reshape(shape)
+    np.testing.assert_array_equal(opened(tmp_path, written).read(f"{NAME}.weight"), written.values)
+
+
 def test_gptq_overrides_by_name(tmp_path: Path) -> None:
     """GPTQModel's `dynamic`: some modules with other bits, some not quantised."""
     rng = np.random.default_rng()

@@ -17,7 +17,7 @@ from atlas.weights.schemes.fp8 import exponent
 from atlas.weights.schemes.stored import Load, Module, QuantizedWeight, unpack_words
 
 GROUP = 16
-_SCALAR: tuple[list[int], ...] = ([], [1])
+_SCALAR: tuple[list[int], ...] = ([], [1], [1, 1])
 
 
 def nvfp4(module: Module, *, codes: str, global_scale: str, divides: bool) -> QuantizedWeight:

@@ -35,6 +35,7 @@ class Gptq:
         self.bits = config.integer("bits", BITS)
         self.group = config.group_size(default=-1)
         self.symmetric = config.flag("sym", True)
+        self.act_order = config.flag("desc_act", False)
         self.stored_minus = 1 if config.text("checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq" else 0
         self.dynamic = [(rule, _pattern(config, rule)) for rule in config.object("dynamic").values]
         self.config = config
@@ -68,6 +69,8 @@ class Gptq:
         groups = -(-k // size)
         zero = module.take("qzeros", ("I32",), [groups, -(-n // per_word)], why=f"{bits} bits, groups of {size} rows")
         scale = module.take("scales", FLOAT_SCALES, [groups, n], why=f"groups of {size} rows")
+        if self.act_order and groups > 1 and "g_idx" not in module:
+            raise module.fail("g_idx", "is missing although desc_act is true", "the group of every row of codes")
         index = module.group_index("g_idx", k, groups, size)
 
         def read(load: Load, begin: int, end: int) -> QuantizedArray:
