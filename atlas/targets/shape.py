@@ -24,6 +24,9 @@ KV_BLOCK_SIZE = 16
 _MAX_HEAD_DIM = 1024
 """Kernels keep a head in registers, and published models end at 576; a wild value keeps a compiler busy for ever."""
 
+_MAX_EXPERTS = 1 << 17
+"""In all layers together: five times the largest published model's; each is three tensors to name and look for."""
+
 _GRANITE = ("GraniteForCausalLM",)
 _GEMMA3 = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 _QK_NORM = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", *_GEMMA3)
@@ -254,6 +257,11 @@ def _experts(config: Mapping[str, Any], shard: Shard) -> dict[str, Any]:
             raise CheckpointError("shard", f"experts {begin}..{end} of a model without experts", "no expert range")
         return {}
     total = config_field(config, "num_experts", int)
+    sparse = sum(layer.sparse for layer in layers(config))
+    if total * sparse > _MAX_EXPERTS:
+        raise CheckpointError(
+            "config.json", f"num_experts is {total} in {sparse} layers", f"at most {_MAX_EXPERTS} experts in all"
+        )
     last = total if end is None else end
     if not 0 <= begin < last <= total:
         raise CheckpointError("shard", f"experts {begin}..{last} of {total}", f"0 <= begin < end <= {total}")
