@@ -14,6 +14,7 @@ from atlas.models.llama import LLAMA
 from atlas.models.mistral import MISTRAL
 from atlas.models.phi3 import PHI3
 from atlas.models.qwen import QWEN, QWEN_MOE
+from atlas.targets.fields import text_config
 
 _ALL = (LLAMA, MISTRAL, QWEN, GEMMA3, PHI3, GRANITE, QWEN_MOE)
 
@@ -24,7 +25,7 @@ __all__ = ["FAMILIES", "Family", "ModelConfig", "family_of"]
 
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a config.json. Raises CheckpointError naming the architecture and the known ones."""
-    names = config.get("architectures")
+    names = text_config(config).get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise CheckpointError(
             "config.json",

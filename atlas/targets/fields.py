@@ -57,6 +57,19 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """What transformers' configuration classes (5.24) assume for an absent field, where it is not the general default."""
 
+_BY_MODEL_TYPE = {
+    "gemma3": "Gemma3ForConditionalGeneration",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+"""What `architectures` is where a file leaves it out: model_type tells, as it does transformers."""
+
 _RENAMED = {"Qwen3MoeForCausalLM": {"num_local_experts": "num_experts"}}
 """Other names under which transformers 5 saves a family's fields."""
 
@@ -107,6 +120,9 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         outer = {key: value for key, value in config.items() if key != "text_config"}
         merged = outer | {key: value for key, value in nested.items() if value is not None or key not in outer}
         merged |= {"architectures": config.get("architectures") or nested.get("architectures")}
+    implied = _BY_MODEL_TYPE.get(str(config.get("model_type")))
+    if implied and merged.get("architectures") in (None, []):
+        merged = {**merged, "architectures": [implied]}
     for other, name in _RENAMED.get(architecture(merged), {}).items():
         if merged.get(other) is not None:
             if merged.get(name) not in (None, merged[other]):

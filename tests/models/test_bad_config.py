@@ -54,4 +54,4 @@ def test_absent_fields(field: str, tmp_path: Path) -> None:
             "rms_norm_eps",
             "rope_theta",
             "max_position_embeddings",
-        ) or field in ("tie_word_embeddings", "hidden_act")
+        ) or field in ("tie_word_embeddings", "hidden_act", "architectures")

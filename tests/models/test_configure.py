@@ -49,6 +49,18 @@ def test_every_case_is_recorded_in_both_recipes(name: str) -> None:
         assert weights == set(family_of(config).weights(configure(config), ()))
 
 
+@pytest.mark.parametrize("absent", [None, []])
+@pytest.mark.parametrize("name", sorted(family_models.CASES))
+def test_the_model_type_stands_for_an_absent_architecture(name: str, absent: object) -> None:
+    config = family_models.config(name)
+    assert configure({**config, "architectures": absent}) == configure(config)
+
+
+def test_more_experts_than_a_file_could_name_are_refused_at_once() -> None:
+    with pytest.raises(CheckpointError, match=r"num_experts is 16777216 in \d+ layers; accepted: at most 131072"):
+        configure(case("moe", num_experts=1 << 24))
+
+
 def test_an_unknown_architecture_lists_the_known_ones() -> None:
     with pytest.raises(CheckpointError) as caught:
         configure({"architectures": ["NopeForCausalLM"]})
