@@ -13,8 +13,8 @@ from atlas.targets.layers import FULL, SLIDING
 from atlas.targets.shape import Shard
 
 NAMES = Names(
-    # Text-only files; multimodal ones as published; as transformers 5 names its modules.
-    prefixes=("model.", "language_model.model.", "model.language_model."),
+    # Text-only files; multimodal ones as published; as transformers 5 names its modules; saved without a head.
+    prefixes=("model.", "language_model.model.", "model.language_model.", ""),
     heads=("lm_head", "language_model.lm_head"),
     post_attention_norm="post_attention_layernorm",
     mlp_norm="pre_feedforward_layernorm",

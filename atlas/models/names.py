@@ -12,13 +12,14 @@ from atlas.models.family import ModelConfig, WeightSource
 class Names:
     """Where a family's tensors stand, without `.weight` and `.bias`.
 
-    prefixes: of everything but the head; the first under which the checkpoint has a token table counts.
+    prefixes: of everything but the head; the first under which the checkpoint has a token table counts. None is
+        what a file has that was saved from the model without its head.
     qkv, gate_up: one name for a fused tensor, else one for each part.
     expert_gate_up, expert_down: with {} for the expert's number.
     q_norm, k_norm, post_*: only read where the shape has them.
     """
 
-    prefixes: tuple[str, ...] = ("model.",)
+    prefixes: tuple[str, ...] = ("model.", "")
     embedding: str = "embed_tokens"
     final_norm: str = "norm"
     heads: tuple[str, ...] = ("lm_head",)
@@ -39,8 +40,11 @@ class Names:
     def weights(self, config: ModelConfig, tensors: Collection[str]) -> dict[str, WeightSource]:
         """Weight buffer of the generic decoder -> its tensors. `tensors`: the names that the checkpoint has."""
         prefix = self._first(self.prefixes, f"{self.embedding}.weight", tensors)
+        embedding, head = f"{prefix}{self.embedding}.weight", self._first(self.heads, ".weight", tensors) + ".weight"
+        if config.tied and embedding not in tensors and head in tensors:  # one matrix, saved under its other name
+            embedding = head
         table = {
-            "embedding.weight": WeightSource((f"{prefix}{self.embedding}.weight",)),
+            "embedding.weight": WeightSource((embedding,)),
             "final_norm.weight": WeightSource(
                 (f"{prefix}{self.final_norm}.weight",), add=config.norm_offset, multiply=config.logits_scale
             ),
@@ -49,7 +53,7 @@ class Names:
             sets = (rope.inv_freq * config.shape.rope_sets)[: config.shape.rope_sets]
             table[f"rope.{kind}.inv_freq"] = WeightSource(values=tuple(f for frequencies in sets for f in frequencies))
         if not config.tied:
-            table["lm_head.weight"] = WeightSource((self._first(self.heads, ".weight", tensors) + ".weight",))
+            table["lm_head.weight"] = WeightSource((head,))
         for i, layer in enumerate(config.layers):
             found = self._attention(config) | (self._experts(config) if layer.sparse else self._mlp(config))
             for buffer, source in found.items():

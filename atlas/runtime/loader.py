@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -10,12 +11,13 @@ import numpy as np
 
 from atlas.build.manifest import KernelEntry
 from atlas.errors import BuildError, CheckpointError
-from atlas.models.family import WeightSource
+from atlas.models.family import Family, ModelConfig, WeightSource
 from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.program import Buffer, StepPrograms
 from atlas.targets.formats import FORMATS
 from atlas.weights import Checkpoint
+from atlas.weights.checkpoint import TensorInfo
 from atlas.weights.layouts import LAYOUTS
 from atlas.weights.quantized import QuantizedArray, concatenate
 from atlas.weights.quantizers import quantize_rows
@@ -75,6 +77,35 @@ def check(
                 "check config.json (attention_bias, mlp_bias, architectures)",
             )
         _log.warning("%s: tensor %s is not used by this model", checkpoint.tensors[tensor].file, tensor)
+
+
+def untied(checkpoint: Checkpoint, config: ModelConfig, family: Family) -> ModelConfig:
+    """`config`, with the head untied where the checkpoint has one that differs from the token table.
+
+    Such a head was trained on its own, and config.json was not told: transformers does not tie it either.
+    """
+    if not config.tied:
+        return config
+    sources = family.weights(dataclasses.replace(config, tied=False), checkpoint.tensors)
+    table, head = (checkpoint.tensors.get(sources[name].tensors[0]) for name in ("embedding.weight", "lm_head.weight"))
+    if table is None or head is None or _same(checkpoint, table, head):
+        return config
+    _log.warning(
+        "%s: tensor %s differs from %s although tie_word_embeddings is true: not tied",
+        head.file,
+        head.name,
+        table.name,
+    )
+    return dataclasses.replace(config, tied=False)
+
+
+def _same(checkpoint: Checkpoint, one: TensorInfo, other: TensorInfo) -> bool:
+    """Whether two matrices hold the same values."""
+    if one.shape != other.shape or len(one.shape) != 2 or not one.shape[1]:
+        return one.shape == other.shape
+    run = _rows_at_once(one.shape, 1)
+    parts = (slice(begin, min(begin + run, one.shape[0])) for begin in range(0, one.shape[0], run))
+    return all(np.array_equal(checkpoint.read(one.name, part), checkpoint.read(other.name, part)) for part in parts)
 
 
 def buffer_layouts(programs: StepPrograms, kernels: Mapping[str, KernelEntry]) -> dict[str, str]:
@@ -154,7 +185,11 @@ def _assemble(
 
 def _quantised(checkpoint: Checkpoint, tensor: str, rows: slice, format: str) -> QuantizedArray:
     """Rows of a tensor in a block format: its own codes, or made from its floats."""
-    if checkpoint.tensors[tensor].scheme is not None:
-        return checkpoint.read_quantized(tensor, rows).to_format(format)
+    info = checkpoint.tensors[tensor]
+    if info.scheme is not None:
+        try:
+            return checkpoint.read_quantized(tensor, rows).to_format(format)
+        except BuildError as error:  # values that no sound file has, such as a scale that is not finite
+            raise CheckpointError(info.file, f"tensor {tensor} has {error.found}, {error.where}") from None
     values = checkpoint.read(tensor, rows).astype(np.float32, copy=False)
     return quantize_rows(values, format, tensor).to_format(format)

@@ -152,7 +152,7 @@ class Runner:
 
         stage("configure")
         family = family_of(checkpoint.config)
-        config = family.configure(checkpoint.config, Shard())
+        config = loader.untied(checkpoint, family.configure(checkpoint.config, Shard()), family)
         natural = weight_formats.natural_quant(checkpoint)
         backend, choice, kernels = _open_backend(config.shape, options, str(checkpoint.path), natural)
         _log.debug("kernel set %s on %s (%s)", choice.name, backend.describe(), choice.reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from pathlib import Path
 
@@ -228,6 +229,38 @@ def test_a_bias_that_nothing_would_apply_is_refused(tmp_path: Path) -> None:
     load(folder)
 
 
+def test_a_head_of_its_own_is_used_whatever_config_json_says(
+    tmp_path: Path, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in transformers: a fine-tune whose head was trained on its own while the config stayed tied."""
+    told, weights = tiny_model.write(tmp_path / "told"), load_file(model / "model.safetensors")
+    (told / "config.json").write_text(json.dumps({**tiny_model.CONFIG, "tie_word_embeddings": True}))
+    options = {"max_logits": 8, "max_rows": 32}
+    expected = run.logits(load(model, **options), [1, 2, 3])
+    for quant in ("f32", "bf16"):
+        run.logits(load(told, **options, quant=quant), [1, 2, 3])
+    np.testing.assert_array_equal(run.logits(load(told, **options), [1, 2, 3]), expected)
+    assert "lm_head.weight differs from model.embed_tokens.weight" in caplog.text
+    caplog.clear()
+    # One matrix, saved under both names, or under either.
+    table = weights["model.embed_tokens.weight"]
+    found = []
+    for names in (("model.embed_tokens", "lm_head"), ("model.embed_tokens",), ("lm_head",)):
+        rest = {name: array for name, array in weights.items() if "embed" not in name and "head" not in name}
+        save_file(rest | {f"{name}.weight": table for name in names}, told / "model.safetensors")
+        found.append(run.logits(load(told, **options), [1, 2, 3]))
+    assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes() != expected.tobytes()
+    assert "differs" not in caplog.text
+
+
+def test_a_file_saved_without_the_prefix_of_its_model(tmp_path: Path, model: Path) -> None:
+    folder, weights = tiny_model.write(tmp_path), load_file(model / "model.safetensors")
+    save_file({name.removeprefix("model."): array for name, array in weights.items()}, folder / "model.safetensors")
+    options = {"max_logits": 8, "max_rows": 32}
+    expected = run.logits(load(model, **options), [1, 2, 3])
+    np.testing.assert_array_equal(run.logits(load(folder, **options), [1, 2, 3]), expected)
+
+
 def test_leftover_rotary_buffers_are_harmless(tmp_path: Path, model: Path) -> None:
     folder = tiny_model.write(tmp_path)
     weights = load_file(folder / "model.safetensors")
@@ -242,7 +275,7 @@ def test_leftover_rotary_buffers_are_harmless(tmp_path: Path, model: Path) -> No
     ("changes", "message"),
     [
         ({"architectures": ["SpiralForCausalLM"]}, "architecture 'SpiralForCausalLM' is not supported"),
-        ({"architectures": None}, "architectures is None"),
+        ({"architectures": None, "model_type": "spiral"}, "architectures is None"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; accepted: silu, swish, gelu_pytorch_tanh"),
         ({"rope_scaling": {"rope_type": "spiral"}}, "rope_scaling type 'spiral' is not known"),
         ({"rope_scaling": {"rope_type": "linear"}}, "required field 'factor' is missing"),

@@ -62,7 +62,7 @@ _ACTIVATION_PIECES = {
 """Scales of activations and of the KV cache: neither is rounded here, so they are not read."""
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_PROJECTION = re.compile(r".*\.layers\.\d+\.(self_attn|mlp)\.(experts\.\d+\.)?\w+_proj")
+_PROJECTION = re.compile(r"(.*\.)?layers\.\d+\.(self_attn|mlp)\.(experts\.\d+\.)?\w+_proj")
 
 
 def find(
