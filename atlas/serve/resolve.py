@@ -28,7 +28,9 @@ class Resolved(msgspec.Struct, omit_defaults=True):
 
 async def resolve(model: str, *, offline: bool) -> Path:
     """The directory or file of `model`. Raises AtlasError with the downloader's own words."""
-    if Path(model).expanduser().exists():  # nothing to download, so nothing to stop
+    from atlas.weights.fetch import local_path
+
+    if local_path(model) is not None:  # nothing to download, so nothing to stop
         return await Offload(1).run(resolve_here, model, offline)
     arguments = [sys.executable, "-m", "atlas.serve.resolve", model, *(["--offline"] if offline else [])]
     process = await asyncio.create_subprocess_exec(

@@ -173,8 +173,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _magic(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(4)
+    try:
+        with path.open("rb") as file:
+            return file.read(4)
+    except OSError as error:
+        raise CheckpointError(str(path), f"cannot be read: {error.strerror}", ACCEPTED) from None
 
 
 def _only_gguf(directory: Path) -> Path:

