@@ -105,46 +105,60 @@ ATLAS_INLINE void configure(int64_t most_rows) {
   configure_tiles(config);
 }
 
-template <class Format, int rows>
-ATLAS_INLINE void add_group_by_tile(const uint8_t* block, const RoundedGroup<rows, Sum<Format>>& x,
-                                    F32x16* sum) {
-  constexpr int sums = kSumTiles + rows % 2, q = kRowTiles + rows % 2;
-  alignas(64) uint8_t unpacked[Format::kBits == 8 ? 1 : kGroup * kLanes];
-  alignas(64) I32x16 dots[rows];
-  if constexpr (Format::kBits == 4) {
+// The codes of a panel as bytes, group by group: 8-bit ones where they are, nibbles unpacked.
+template <class Format>
+constexpr int64_t kCodeStride = Format::kBits == 8 ? Format::kBytes : kGroup * kLanes;
+template <class Format>
+ATLAS_INLINE void unpack(const uint8_t* panel, int64_t groups, uint8_t* to) {
+  for (int64_t g = 0; g < groups; ++g, panel += Format::kBytes, to += kGroup * kLanes) {
     for (int i = 0; i < Format::kLoads; ++i) {
-      const Codes codes = load_codes(block + i * kStepBytes);
+      const Codes codes = load_codes(panel + i * kStepBytes);
       const Codes low = low_nibbles(codes), high = high_nibbles(codes);
-      __builtin_memcpy(unpacked + i * kStepBytes, &low, kStepBytes);
-      __builtin_memcpy(unpacked + (i + Format::kLoads) * kStepBytes, &high, kStepBytes);
+      __builtin_memcpy(to + i * kStepBytes, &low, kStepBytes);
+      __builtin_memcpy(to + (i + Format::kLoads) * kStepBytes, &high, kStepBytes);
     }
   }
-  zero_tile<sums>();
-  load_tile<q>(x.q, kGroup);
-  load_tile<kCodeTile>(Format::kBits == 8 ? block : unpacked, kStepBytes);
-  multiply_tiles<sums, q, kCodeTile>();
-  store_tile<sums>(dots, sizeof(I32x16));
-  add_scaled<Format, rows>(block, x, sum, [&](int r) {
-    I32x16 dot = dots[r];
-    for (int i = 0; i < kParts; ++i) dot.part[i] += first_value<Format>(x, r);
-    return dot;
-  });
+}
+
+// multiply() by AMX tiles. The product of a group goes ahead of the scales of the one before: what
+// a tile stores is slow to come back at once.
+template <class Format, int rows>
+ATLAS_INLINE void add_groups_by_tile(const RoundedGroup<rows, Sum<Format>>* x, const uint8_t* codes,
+                                     const uint8_t* panel, int64_t groups, F32x16* sum) {
+  constexpr int sums = kSumTiles + rows % 2, q = kRowTiles + rows % 2;
+  alignas(64) I32x16 dots[2][rows];
+  const auto product = [&](int64_t g) {
+    zero_tile<sums>();
+    load_tile<q>(x[g].q, kGroup);
+    load_tile<kCodeTile>(codes + g * kCodeStride<Format>, kStepBytes);
+    multiply_tiles<sums, q, kCodeTile>();
+    store_tile<sums>(dots[g % 2], sizeof(I32x16));
+  };
+  product(0);
+  for (int64_t g = 0; g < groups; ++g, panel += Format::kBytes) {
+    if (g + 1 < groups) product(g + 1);
+    add_scaled<Format, rows>(panel, x[g], sum, [&](int r) {
+      I32x16 dot = dots[g % 2][r];
+      for (int i = 0; i < kParts; ++i) dot.part[i] += first_value<Format>(x[g], r);
+      return dot;
+    });
+  }
 }
 
 // One tile of rows times one panel.
 template <class Format, int rows>
-void multiply(const std::byte* rounded, const uint8_t* panel, int64_t groups, const float* bias,
-              float* out, int64_t stride, int64_t columns) {
+void multiply(const std::byte* rounded, const uint8_t* codes, const uint8_t* panel, int64_t groups,
+              const float* bias, float* out, int64_t stride, int64_t columns) {
   const auto* x = reinterpret_cast<const RoundedGroup<rows, Sum<Format>>*>(rounded);
   F32x16 sum[rows];
   for (int r = 0; r < rows; ++r) sum[r] = zero();
-  for (int64_t g = 0; g < groups; ++g) {
-    if constexpr (kHasTiles && rows >= kFewestTileRows) {
-      add_group_by_tile<Format, rows>(panel, x[g], sum);
-    } else {
+  if constexpr (kHasTiles && rows >= kFewestTileRows) {
+    add_groups_by_tile<Format, rows>(x, codes, panel, groups, sum);
+  } else {
+    for (int64_t g = 0; g < groups; ++g) {
       add_group<Format, rows>(panel, x[g], sum);
+      panel += Format::kBytes;
     }
-    panel += Format::kBytes;
   }
   if (bias != nullptr) {
     const F32x16 added = load(bias, columns);
@@ -161,14 +175,15 @@ void multiply(const std::byte* rounded, const uint8_t* panel, int64_t groups, co
 
 // A tile whose number of rows becomes a compile-time constant, 1..max_rows.
 template <class Format, int max_rows>
-ATLAS_INLINE void multiply_rows(int64_t rows, const std::byte* rounded, const uint8_t* panel,
-                                int64_t groups, const float* bias, float* out, int64_t stride,
-                                int64_t columns) {
+ATLAS_INLINE void multiply_rows(int64_t rows, const std::byte* rounded, const uint8_t* codes,
+                                const uint8_t* panel, int64_t groups, const float* bias, float* out,
+                                int64_t stride, int64_t columns) {
   if (rows == max_rows) {
-    return multiply<Format, max_rows>(rounded, panel, groups, bias, out, stride, columns);
+    return multiply<Format, max_rows>(rounded, codes, panel, groups, bias, out, stride, columns);
   }
   if constexpr (max_rows > 1) {
-    multiply_rows<Format, max_rows - 1>(rows, rounded, panel, groups, bias, out, stride, columns);
+    multiply_rows<Format, max_rows - 1>(rows, rounded, codes, panel, groups, bias, out, stride,
+                                        columns);
   }
 }
 
@@ -201,7 +216,9 @@ ATLAS_INLINE int64_t block_rows(int64_t k) {
 
 size_t scratch(const CpuLaunch& launch) {
   const int64_t k = launch.integer(1);
-  return static_cast<size_t>(block_rows(k) * ceil_div(k, kGroup) * kRowGroupBytes);
+  const int64_t row_bytes = block_rows(k) * kRowGroupBytes;
+  const int64_t unpacked = kHasTiles ? kGroup * kLanes : 0;  // codes of a panel
+  return static_cast<size_t>(ceil_div(k, kGroup) * (row_bytes + unpacked));
 }
 
 // Calls body(first, count) for the tiles of `rows`, which are spread evenly over them.
@@ -224,6 +241,8 @@ void linear_a8(const CpuLaunch& launch) {
   const int64_t rows = launch.dims[0], n = launch.integer(0), k = launch.integer(1);
   if (rows == 0) return;
   const int64_t groups = ceil_div(k, kGroup), panel_bytes = Format::panel_bytes(k);
+  auto* unpacked =
+      reinterpret_cast<uint8_t*>(launch.scratch + block_rows(k) * groups * kRowGroupBytes);
   // Blocks of equal height.
   const int64_t height = ceil_div(rows, ceil_div(rows, block_rows(k)));
 
@@ -237,14 +256,21 @@ void linear_a8(const CpuLaunch& launch) {
                    round_tile<Sum<Format>>(x + (first_row + first) * k, tile, k, rounded(first));
                  });
                  const int64_t most = ceil_div(count, ceil_div(count, kTileRows));
-                 if (kHasTiles && most >= kFewestTileRows) configure(most);
+                 const bool by_tiles = kHasTiles && most >= kFewestTileRows;
+                 if (by_tiles) configure(most);
                  for (int64_t panel = begin; panel < end; ++panel) {
                    const float* added = bias == nullptr ? nullptr : bias + panel * kLanes;
+                   const uint8_t* from = weight + panel * panel_bytes;
+                   const uint8_t* codes = from;
+                   if (by_tiles && Format::kBits == 4) {
+                     unpack<Format>(from, groups, unpacked);
+                     codes = unpacked;
+                   }
                    for_tiles(count, [&](int64_t first, int64_t tile) {
                      float* to = out + (first_row + first) * n + panel * kLanes;
-                     multiply_rows<Format, kTileRows>(tile, rounded(first),
-                                                      weight + panel * panel_bytes, groups, added,
-                                                      to, n, min64(kLanes, n - panel * kLanes));
+                     multiply_rows<Format, kTileRows>(tile, rounded(first), codes, from, groups,
+                                                      added, to, n,
+                                                      min64(kLanes, n - panel * kLanes));
                    });
                  }
                });
