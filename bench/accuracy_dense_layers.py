@@ -1,12 +1,12 @@
-"""Accuracy of a model that Atlas does not serve yet, by its dense layers: weights in a format, inputs rounded as on a CPU.
+"""Accuracy of a model that Atlas does not serve yet, by its dense layers: formats of weights, inputs rounded to int8.
 
     python bench/accuracy_dense_layers.py MODEL_DIR --ids FILE.safetensors --out FILE.json
 
 Needs torch and transformers (the `oracle` extra). The model runs in transformers in float32; every torch.nn.Linear but
-the head and routers gets weights that Atlas's own quantisers made and dequantised, and, for int4 and int8, inputs rounded to
-int8 in groups of 32 as op linear_a8 rounds them. FILE.safetensors holds token ids as tensors named `*.ids`. Printed per
-format: perplexity over all texts, its change, mean KL of the next-token distributions, and how often the first choice is
-the same.
+the head and routers gets weights that Atlas's own quantisers made and dequantised, and, for int4 and int8, inputs
+rounded to int8 in groups of 32 as op linear_a8 does it. FILE.safetensors holds ids as tensors `*.ids`. Printed per
+format: perplexity over all texts, its change, mean KL of the next-token distributions, and how often the first choice
+is the same.
 """
 
 from __future__ import annotations
