@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -103,9 +104,7 @@ class _Vocabulary(ABC):
     def __init__(self, metadata: Mapping[str, Any], file: str) -> None:
         self.metadata, self.file = metadata, file
         self.tokens: list[str] = self._strings("tokens")
-        self.types: list[int] = self.field("token_type", [1] * len(self.tokens))
-        if not isinstance(self.types, list) or len(self.types) != len(self.tokens):
-            raise CheckpointError(file, "tokenizer.ggml.token_type differs in length from tokenizer.ggml.tokens")
+        self.types: list[int] = self._numbers("token_type", 1, (int,))
 
     def field(self, name: str, default: Any = None) -> Any:
         return self.metadata.get("tokenizer.ggml." + name, default)
@@ -120,12 +119,22 @@ class _Vocabulary(ABC):
             )
         return value
 
+    def _numbers(self, name: str, default: float, kinds: tuple[type, ...]) -> Any:
+        """A number for each token."""
+        value = self.field(name, [default] * len(self.tokens))
+        if not isinstance(value, list) or len(value) != len(self.tokens):
+            raise CheckpointError(self.file, f"tokenizer.ggml.{name} differs in length from tokenizer.ggml.tokens")
+        for index, number in enumerate(value):
+            if type(number) not in kinds or not math.isfinite(number):
+                raise CheckpointError(self.file, f"tokenizer.ggml.{name}[{index}] is {number!r}", "a finite number")
+        return value
+
     def token(self, role: str) -> str | None:
         """The text of tokenizer.ggml.<role>_token_id; None when the model has no such token."""
         index = self.field(role + "_token_id")
         if index is None:
             return None
-        if not isinstance(index, int) or not 0 <= index < len(self.tokens):
+        if type(index) is not int or not 0 <= index < len(self.tokens):
             raise CheckpointError(
                 self.file, f"tokenizer.ggml.{role}_token_id is {index!r}", f"an id below {len(self.tokens)}"
             )
@@ -205,7 +214,7 @@ class _ByteLevel(_Vocabulary):
 
     def _pre_tokenizer(self) -> PreTokenizer:
         name = self.field("pre", "default")
-        if name not in PRE_TOKENIZERS:
+        if not isinstance(name, str) or name not in PRE_TOKENIZERS:
             raise CheckpointError(
                 self.file,
                 f"tokenizer.ggml.pre is {name!r}",
@@ -277,9 +286,7 @@ class _SentencePiece(_Vocabulary):
 
     def __init__(self, metadata: Mapping[str, Any], file: str) -> None:
         super().__init__(metadata, file)
-        self.scores: list[float] = self.field("scores", [0.0] * len(self.tokens))
-        if not isinstance(self.scores, list) or len(self.scores) != len(self.tokens):
-            raise CheckpointError(file, "tokenizer.ggml.scores differs in length from tokenizer.ggml.tokens")
+        self.scores: list[float] = self._numbers("scores", 0.0, (float, int))
         self.prefix = bool(self.field("add_space_prefix", True))
 
     def stages(self, vocab: Mapping[str, int]) -> dict[str, Any]:

@@ -106,3 +106,11 @@ def test_bos_is_the_default_and_can_be_switched_off() -> None:
 def test_contradictions_are_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         tokenizer_documents({**vocabulary(np.random.default_rng(0), "ab", 8), **change}, "f.gguf")
+
+
+@pytest.mark.parametrize("score", ["x", None, True, [1.0], float("nan"), float("inf")])
+def test_a_score_that_is_no_number_is_named(score: object) -> None:
+    metadata = vocabulary(np.random.default_rng(), "ab", 8)
+    metadata["tokenizer.ggml.scores"][3] = score
+    with pytest.raises(CheckpointError, match=r"f\.gguf: tokenizer\.ggml\.scores\[3\] is .*a finite number"):
+        tokenizer_documents(metadata, "f.gguf")

@@ -133,6 +133,9 @@ def test_token_types() -> None:
         ({"merges": ["a b", "b a"]}, r"tokenizer\.ggml\.merges\[1\] is 'b a'"),
         ({"merges": ["ab"]}, r"tokenizer\.ggml\.merges\[0\] is 'ab'"),
         ({"token_type": [1]}, r"tokenizer\.ggml\.token_type differs in length"),
+        ({"token_type": ["a"] * 8}, r"tokenizer\.ggml\.token_type\[0\] is 'a'; accepted: a finite number"),
+        ({"pre": ["gpt-2"]}, r"tokenizer\.ggml\.pre is \['gpt-2'\]; accepted: default"),
+        ({"eos_token_id": True}, r"tokenizer\.ggml\.eos_token_id is True"),
         ({"eos_token_id": 8}, r"tokenizer\.ggml\.eos_token_id is 8; accepted: an id below 8"),
     ],
 )
