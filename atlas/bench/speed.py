@@ -72,12 +72,10 @@ def measure(
             if case.prompt_tokens + case.output_tokens > local.llm.max_context:
                 found = f"{case.prompt_tokens} + {case.output_tokens} tokens"
                 raise ConfigError(case.kind, found, f"at most {local.llm.max_context}, the context")
-    progress.begin("the machine's own rates", 1, "probe")
-    rates = (
-        local.llm.engine_thread.call(lambda e: roofline.measured_rates(e.runner, threads))
-        if local is not None
-        else None
-    )
+    rates = None
+    if local is not None:
+        progress.begin("the machine's own rates", 1, "probe")
+        rates = local.llm.engine_thread.call(lambda e: roofline.measured_rates(e.runner, threads))
     results = []
     for index, case in enumerate(wanted):
         runs: list[list[Record]] = []
