@@ -96,6 +96,9 @@ class LLM:
         """Abort what runs, end the engine's thread and free the model's memory. Idempotent."""
         self._finalizer()
 
+    def __repr__(self) -> str:
+        return f"LLM({self.model!r}: {self.kernel_set}, context {self.max_context})"
+
     def __enter__(self) -> Self:
         return self
 

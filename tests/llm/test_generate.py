@@ -51,6 +51,10 @@ def whole(results: list[RequestOutput]) -> dict[tuple[int, int], tuple[str, list
     }
 
 
+def test_what_is_loaded_can_be_seen(llm: LLM) -> None:
+    assert repr(llm) == f"LLM({llm.model!r}: cpu/*/f32, context {llm.max_context})"
+
+
 def test_tokens_are_those_of_the_engine(llm: LLM, model: Path) -> None:
     """The same requests, stepped by hand on the NumPy backend."""
     rng = np.random.default_rng(0)
