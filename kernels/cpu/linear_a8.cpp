@@ -92,16 +92,17 @@ ATLAS_INLINE void add_group(const uint8_t* block, const RoundedGroup<rows, Sum<F
   add_scaled<Format, rows>(block, x, sum, [&](int r) { return dots[r].finish(); });
 }
 
-// The AMX tiles of a block: tiles of rows differ by one row at most, so there are two shapes, by
-// whether their number is odd.
-constexpr int kSumTiles = 0, kRowTiles = 2, kCodeTile = 4;
-ATLAS_INLINE void configure(int64_t most_rows) {
+// The AMX tiles of even and odd groups, so that two products are under way. All have the rows of a
+// block's highest tile of rows; one that is a row lower loads what follows its last row, and the
+// sums of that are not used.
+constexpr int kSumTiles = 0, kRowTiles = 2, kCodeTiles = 4;
+ATLAS_INLINE void configure(int64_t rows) {
   TileConfig config;
-  for (int64_t rows = max64(1, most_rows - 1); rows <= most_rows; ++rows) {
-    config.set(static_cast<int>(kSumTiles + rows % 2), rows, kLanes * 4);
-    config.set(static_cast<int>(kRowTiles + rows % 2), rows, kGroup);
+  for (int i = 0; i < 2; ++i) {
+    config.set(kSumTiles + i, rows, kLanes * 4);
+    config.set(kRowTiles + i, rows, kGroup);
+    config.set(kCodeTiles + i, kGroup / kStepK, kStepBytes);
   }
-  config.set(kCodeTile, kGroup / kStepK, kStepBytes);
   configure_tiles(config);
 }
 
@@ -125,23 +126,31 @@ ATLAS_INLINE void unpack(const uint8_t* panel, int64_t groups, uint8_t* to) {
 template <class Format, int rows>
 ATLAS_INLINE void add_groups_by_tile(const RoundedGroup<rows, Sum<Format>>* x, const uint8_t* codes,
                                      const uint8_t* panel, int64_t groups, F32x16* sum) {
-  constexpr int sums = kSumTiles + rows % 2, q = kRowTiles + rows % 2;
-  alignas(64) I32x16 dots[2][rows];
-  const auto product = [&](int64_t g) {
+  static_assert(sizeof(*x) >= (rows + 1) * kGroup, "a tile may load a row more");
+  alignas(64) I32x16 dots[2][rows + 1];
+  const auto product = [&](auto odd, int64_t g) {
+    constexpr int sums = kSumTiles + odd, q = kRowTiles + odd, code = kCodeTiles + odd;
     zero_tile<sums>();
     load_tile<q>(x[g].q, kGroup);
-    load_tile<kCodeTile>(codes + g * kCodeStride<Format>, kStepBytes);
-    multiply_tiles<sums, q, kCodeTile>();
-    store_tile<sums>(dots[g % 2], sizeof(I32x16));
+    load_tile<code>(codes + g * kCodeStride<Format>, kStepBytes);
+    multiply_tiles<sums, q, code>();
+    store_tile<sums>(dots[odd], sizeof(I32x16));
   };
-  product(0);
-  for (int64_t g = 0; g < groups; ++g, panel += Format::kBytes) {
-    if (g + 1 < groups) product(g + 1);
-    add_scaled<Format, rows>(panel, x[g], sum, [&](int r) {
-      I32x16 dot = dots[g % 2][r];
+  const auto scaled = [&](int odd, int64_t g) {
+    add_scaled<Format, rows>(panel + g * Format::kBytes, x[g], sum, [&](int r) {
+      I32x16 dot = dots[odd][r];
       for (int i = 0; i < kParts; ++i) dot.part[i] += first_value<Format>(x[g], r);
       return dot;
     });
+  };
+  const std::integral_constant<int, 0> even;
+  const std::integral_constant<int, 1> odd;
+  product(even, 0);
+  for (int64_t g = 0; g < groups; g += 2) {
+    if (g + 1 < groups) product(odd, g + 1);
+    scaled(0, g);
+    if (g + 2 < groups) product(even, g + 2);
+    if (g + 1 < groups) scaled(1, g + 1);
   }
 }
 
