@@ -227,6 +227,19 @@ def test_older_files_beside_config_json(file: str, layout: str, config: dict[str
     np.testing.assert_array_equal(open_checkpoint(tmp_path).read(f"{NAME}.weight"), written.values)
 
 
+def test_a_configuration_inside_text_config(tmp_path: Path) -> None:
+    """Multimodal models nest it; the outer one, where there is one, comes first."""
+    written = LAYOUTS["gptq"](np.random.default_rng(), 64, 128)
+    tensors = {f"{NAME}.{piece}": array for piece, array in written.pieces.items()}
+    nested = {**PLAIN, "text_config": {"quantization_config": written.config}}
+    for stated in ({}, written.config):
+        checkpoint = open_checkpoint(write(tmp_path, tensors, nested, **stated))
+        np.testing.assert_array_equal(checkpoint.read(f"{NAME}.weight"), written.values)
+        nested["text_config"]["quantization_config"] = {**written.config, "bits": 5}
+    with pytest.raises(CheckpointError, match=r"text_config\.quantization_config\.bits is 5; accepted: 2, 4, 8"):
+        open_checkpoint(write(tmp_path, tensors, nested))
+
+
 # ---- configurations that lie ----------------------------------------------------------------------------
 
 

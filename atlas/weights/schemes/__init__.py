@@ -129,9 +129,12 @@ def _weight(module: Module, method: Method | None, weight: TensorInfo | None) ->
 def _method(config: Mapping[str, Any], folder: Path) -> tuple[Method | None, str]:
     """The checkpoint's quantisation method and how to call its source in an error; None for none."""
     file, where, implied = folder / "config.json", "quantization_config", None
-    values = config.get("quantization_config") or config.get("compression_config")
-    if not config.get("quantization_config") and values:
+    values = config.get("quantization_config")
+    if not values and (values := config.get("compression_config")):
         where, implied = "compression_config", "compressed-tensors"
+    text = config.get("text_config")  # where some multimodal models keep it
+    if not values and isinstance(text, Mapping) and (values := text.get("quantization_config")):
+        where = "text_config.quantization_config"
     if not values:
         for name, method in _OTHER_FILES.items():
             if values := read_json_object(folder / name, required=False):
