@@ -47,6 +47,10 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         result = np.einsum("rhgl,hld->rhgd", weights, values, optimize=True)
+        broken = ~np.isfinite(values).all(axis=(0, 2))
+        for i, sees in enumerate(visible):
+            if (broken & ~sees).any():  # 0 x NaN is NaN, and no row may have it of a token that it does not see
+                result[i] = np.einsum("hgl,hld->hgd", weights[i][:, :, sees], values[:, sees], optimize=True)
         out[members] = result.reshape(len(members), -1).astype(out.dtype)
 
 

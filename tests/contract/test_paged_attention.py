@@ -140,6 +140,7 @@ def test_a_nan_reaches_the_rows_that_see_it_and_no_other(device, dtype: str, rng
         clean = given[cache].copy()
         given[cache][block, 1, token % 16] = np.nan  # KV head 1: query heads 3 to 5
         positions = list(range(token - 20, token + 20))
+        assert device.check(*at_positions(dtype, positions, given)) <= 1.0, f"{cache}: the reference says otherwise"
         out = device.run(*at_positions(dtype, positions, given))["out"][:40].astype(np.float32).reshape(40, 6, 48)
         assert np.isnan(out[20:, 3:]).all(), cache
         assert not np.isnan(out[:20]).any() and not np.isnan(out[:, :3]).any(), cache
