@@ -106,57 +106,54 @@ ATLAS_INLINE void configure(int64_t rows) {
   configure_tiles(config);
 }
 
-// The codes of a panel as bytes, group by group: 8-bit ones where they are, nibbles unpacked.
+// The codes of a panel as AMX multiplies them, 512 bytes a group: signed, without their bias.
 template <class Format>
-constexpr int64_t kCodeStride = Format::kBits == 8 ? Format::kBytes : kGroup * kLanes;
-template <class Format>
-ATLAS_INLINE void unpack(const uint8_t* panel, int64_t groups, uint8_t* to) {
+ATLAS_INLINE void unpack(const uint8_t* panel, int64_t groups, int8_t* to) {
+  using Bytes64 = uint8_t __attribute__((vector_size(kStepBytes)));
+  const auto put = [&](int step, Codes codes) {
+    const Bytes64 code = bit_cast<Bytes64>(codes) - static_cast<uint8_t>(Format::kBias);
+    __builtin_memcpy(to + step * kStepBytes, &code, kStepBytes);
+  };
   for (int64_t g = 0; g < groups; ++g, panel += Format::kBytes, to += kGroup * kLanes) {
     for (int i = 0; i < Format::kLoads; ++i) {
       const Codes codes = load_codes(panel + i * kStepBytes);
-      const Codes low = low_nibbles(codes), high = high_nibbles(codes);
-      __builtin_memcpy(to + i * kStepBytes, &low, kStepBytes);
-      __builtin_memcpy(to + (i + Format::kLoads) * kStepBytes, &high, kStepBytes);
+      put(i, Format::kBits == 8 ? codes : low_nibbles(codes));
+      if (Format::kBits == 4) put(i + Format::kLoads, high_nibbles(codes));
     }
   }
 }
 
-// multiply() by AMX tiles. The product of a group goes ahead of the scales of the one before: what
-// a tile stores is slow to come back at once.
+// multiply() by AMX tiles, kAhead groups at a time: products first, because what a tile has stored
+// is slow to come back at once.
+constexpr int kAhead = 4;
 template <class Format, int rows>
-ATLAS_INLINE void add_groups_by_tile(const RoundedGroup<rows, Sum<Format>>* x, const uint8_t* codes,
+ATLAS_INLINE void add_groups_by_tile(const RoundedGroup<rows, Sum<Format>>* x, const int8_t* codes,
                                      const uint8_t* panel, int64_t groups, F32x16* sum) {
   static_assert(sizeof(*x) >= (rows + 1) * kGroup, "a tile may load a row more");
-  alignas(64) I32x16 dots[2][rows + 1];
-  const auto product = [&](auto odd, int64_t g) {
+  alignas(64) I32x16 dots[kAhead][rows + 1];
+  const auto product = [&](auto odd, int64_t g, I32x16* to) {
     constexpr int sums = kSumTiles + odd, q = kRowTiles + odd, code = kCodeTiles + odd;
     zero_tile<sums>();
     load_tile<q>(x[g].q, kGroup);
-    load_tile<code>(codes + g * kCodeStride<Format>, kStepBytes);
+    load_tile<code>(codes + g * kGroup * kLanes, kStepBytes);
     multiply_tiles<sums, q, code>();
-    store_tile<sums>(dots[odd], sizeof(I32x16));
+    store_tile<sums>(to, sizeof(I32x16));
   };
-  const auto scaled = [&](int odd, int64_t g) {
-    add_scaled<Format, rows>(panel + g * Format::kBytes, x[g], sum, [&](int r) {
-      I32x16 dot = dots[odd][r];
-      for (int i = 0; i < kParts; ++i) dot.part[i] += first_value<Format>(x[g], r);
-      return dot;
-    });
-  };
-  const std::integral_constant<int, 0> even;
-  const std::integral_constant<int, 1> odd;
-  product(even, 0);
-  for (int64_t g = 0; g < groups; g += 2) {
-    if (g + 1 < groups) product(odd, g + 1);
-    scaled(0, g);
-    if (g + 2 < groups) product(even, g + 2);
-    if (g + 1 < groups) scaled(1, g + 1);
+  for (int64_t g = 0; g < groups; g += kAhead) {
+    const int64_t count = min64(kAhead, groups - g);
+    for (int64_t i = 0; i < count; i += 2) {
+      product(std::integral_constant<int, 0>(), g + i, dots[i]);
+      if (i + 1 < count) product(std::integral_constant<int, 1>(), g + i + 1, dots[i + 1]);
+    }
+    for (int64_t i = 0; i < count; ++i, panel += Format::kBytes) {
+      add_scaled<Format, rows>(panel, x[g + i], sum, [&](int r) { return dots[i][r]; });
+    }
   }
 }
 
 // One tile of rows times one panel.
 template <class Format, int rows>
-void multiply(const std::byte* rounded, const uint8_t* codes, const uint8_t* panel, int64_t groups,
+void multiply(const std::byte* rounded, const int8_t* codes, const uint8_t* panel, int64_t groups,
               const float* bias, float* out, int64_t stride, int64_t columns) {
   const auto* x = reinterpret_cast<const RoundedGroup<rows, Sum<Format>>*>(rounded);
   F32x16 sum[rows];
@@ -184,7 +181,7 @@ void multiply(const std::byte* rounded, const uint8_t* codes, const uint8_t* pan
 
 // A tile whose number of rows becomes a compile-time constant, 1..max_rows.
 template <class Format, int max_rows>
-ATLAS_INLINE void multiply_rows(int64_t rows, const std::byte* rounded, const uint8_t* codes,
+ATLAS_INLINE void multiply_rows(int64_t rows, const std::byte* rounded, const int8_t* codes,
                                 const uint8_t* panel, int64_t groups, const float* bias, float* out,
                                 int64_t stride, int64_t columns) {
   if (rows == max_rows) {
@@ -251,7 +248,7 @@ void linear_a8(const CpuLaunch& launch) {
   if (rows == 0) return;
   const int64_t groups = ceil_div(k, kGroup), panel_bytes = Format::panel_bytes(k);
   auto* unpacked =
-      reinterpret_cast<uint8_t*>(launch.scratch + block_rows(k) * groups * kRowGroupBytes);
+      reinterpret_cast<int8_t*>(launch.scratch + block_rows(k) * groups * kRowGroupBytes);
   // Blocks of equal height.
   const int64_t height = ceil_div(rows, ceil_div(rows, block_rows(k)));
 
@@ -270,14 +267,10 @@ void linear_a8(const CpuLaunch& launch) {
                  for (int64_t panel = begin; panel < end; ++panel) {
                    const float* added = bias == nullptr ? nullptr : bias + panel * kLanes;
                    const uint8_t* from = weight + panel * panel_bytes;
-                   const uint8_t* codes = from;
-                   if (by_tiles && Format::kBits == 4) {
-                     unpack<Format>(from, groups, unpacked);
-                     codes = unpacked;
-                   }
+                   if (by_tiles) unpack<Format>(from, groups, unpacked);
                    for_tiles(count, [&](int64_t first, int64_t tile) {
                      float* to = out + (first_row + first) * n + panel * kLanes;
-                     multiply_rows<Format, kTileRows>(tile, rounded(first), codes, from, groups,
+                     multiply_rows<Format, kTileRows>(tile, rounded(first), unpacked, from, groups,
                                                       added, to, n,
                                                       min64(kLanes, n - panel * kLanes));
                    });

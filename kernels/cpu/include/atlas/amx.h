@@ -49,10 +49,10 @@ template <int tile>
 ATLAS_INLINE void store_tile(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(tile) : "memory");
 }
-// sums += rows (int8) * codes (uint8)
+// sums += rows * codes, both int8
 template <int sums, int rows, int codes>
 ATLAS_INLINE void multiply_tiles() {
-  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(rows), "i"(codes));
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(rows), "i"(codes));
 }
 
 #else
@@ -116,7 +116,8 @@ ATLAS_INLINE void multiply_tiles() {
       int32_t sum;
       __builtin_memcpy(&sum, t.bytes[sums][m] + 4 * n, 4);
       for (int k = 0; k < c.row_bytes[rows]; ++k) {
-        sum += static_cast<int8_t>(t.bytes[rows][m][k]) * t.bytes[codes][k / 4][4 * n + k % 4];
+        sum += static_cast<int8_t>(t.bytes[rows][m][k]) *
+               static_cast<int8_t>(t.bytes[codes][k / 4][4 * n + k % 4]);
       }
       __builtin_memcpy(t.bytes[sums][m] + 4 * n, &sum, 4);
     }
