@@ -18,7 +18,7 @@ SOURCE = build_targets.KERNELS / "cpu" / "linear_a8.cpp"
 
 
 def test_tiles_give_the_bits_of_vectors(tmp_path: Path) -> None:
-    """Every format, 1 to 49 rows, so tiles of 8 to 16; the emulation traps on a configuration that a CPU refuses."""
+    """Every format, 1 to 49 rows, so tiles of 13 to 16; the emulation traps on a configuration that a CPU refuses."""
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     if compiler is None:
         pytest.skip("no C++ compiler")
