@@ -27,6 +27,7 @@ import gguf
 import numpy as np
 
 from atlas import __version__
+from atlas.bench import roofline
 from atlas.engine.engine import Engine
 from atlas.engine.messages import SamplingParams
 from atlas.runtime.runner import Runner, RunnerOptions
@@ -116,6 +117,7 @@ def measure(path: Path, threads: int, rounds: int, llama: str | None, quant: str
     ours: dict[str, list[float]] = {"decode": [], "decode_8": [], "prefill": []}
     theirs: dict[str, list[float]] = {"decode": [], "decode_8": [], "prefill": []}
     info: dict[str, Any] = {}
+    best: dict[str, float] = {}
     steps = TOKENS // 4
     for _ in range(rounds):
         atlas = Atlas(path, threads, quant)
@@ -123,7 +125,18 @@ def measure(path: Path, threads: int, rounds: int, llama: str | None, quant: str
             ours["decode"].append(atlas.decode(1, TOKENS))
             ours["decode_8"].append(atlas.decode(SEQUENCES, steps))
             ours["prefill"].append(atlas.prefill())
-        plan = atlas.runner.plan
+        # Taken in every round: the machine's other tenants change what it can do.
+        rates = roofline.measured_rates(atlas.runner, threads)
+        assert rates is not None
+        for name, rate_ in rates.items():
+            best[name] = max(best.get(name, 0.0), rate_)
+        costs = {
+            "decode": (roofline.decode_cost(atlas.engine, 1, 32 + TOKENS // 2), 1),
+            "decode_8": (roofline.decode_cost(atlas.engine, SEQUENCES, 32 + steps // 2), SEQUENCES),
+            "prefill": (roofline.prefill_cost(atlas.engine, PROMPT), PROMPT),
+        }
+        runner = atlas.runner
+        plan = runner.plan
         info = {
             "quant": atlas.runner.choice.quant,
             "weight_bytes": plan.regions["weights"][1] - plan.regions["weights"][0],
@@ -137,6 +150,10 @@ def measure(path: Path, threads: int, rounds: int, llama: str | None, quant: str
                 seconds += result[name]
     counts = {"decode": TOKENS, "decode_8": steps * SEQUENCES, "prefill": PROMPT}
     case: dict[str, Any] = {**info, "atlas": {n: rate(counts[n], s) for n, s in ours.items()}}
+    for name, (step, tokens) in costs.items():
+        found = roofline.line(runner, best, step, tokens, counts[name] / min(ours[name]))
+        case["atlas"][name]["roofline"] = found
+        print(f"{path.name} {name}: {roofline.sentence(found)}", flush=True)
     one, eight = min(ours["decode"]) / TOKENS, min(ours["decode_8"]) / counts["decode_8"]
     case["eight_sequences_gain_per_token"] = round(one / eight, 2)
     if llama:
