@@ -8,6 +8,7 @@
 // Work split: rows.
 // Bytes: vocab * 4 three times per row that asks, from L2 after the first; nothing for others.
 // Bound: exp, about 1 ns a token.
+#include "atlas/logits.h"
 #include "atlas/partition.h"
 #include "atlas/simd.h"
 
@@ -22,16 +23,8 @@ struct Sums {
 };
 
 Sums sums_of(const float* logits, int64_t vocab) {
-  F32x16 largest_lanes = splat(-__builtin_inff());
-  Mask16 nan = largest_lanes != largest_lanes;
-  for_lanes(vocab, [&](int64_t v, auto count) {
-    F32x16 x = load(logits + v, count);
-    x = select(first_lanes(count), x, splat(-__builtin_inff()));
-    nan = nan | (x != x);
-    largest_lanes = max(x, largest_lanes);
-  });
-  const float top = largest(largest_lanes);
-  if (any(nan) || !(top - top == 0.0f)) return {__builtin_nanf(""), 0.0};
+  const float top = largest_or_nan(logits, vocab);
+  if (!(top - top == 0.0f)) return {__builtin_nanf(""), 0.0};
   double lanes[8] = {};
   for_lanes(vocab, [&](int64_t v, auto count) {
     const F32x16 weight = exp(load(logits + v, count) - splat(top));

@@ -13,6 +13,7 @@
 // Work split: rows.
 // Bytes: logits * vocab * 4, two to four times, from L2 after the first.
 // Bound: greedy: memory; else exp, about 1 ns a token, unless top_k leaves few.
+#include "atlas/logits.h"
 #include "atlas/partition.h"
 #include "atlas/simd.h"
 
@@ -41,19 +42,6 @@ uint32_t philox(uint32_t counter, uint64_t key) {
 // A number in (0, 1), the same for a request's seed and position wherever it runs.
 double uniform(uint64_t seed, int32_t position) {
   return ((philox(static_cast<uint32_t>(position), seed) >> 8) + 0.5) * 0x1p-24;
-}
-
-// The largest logit, or NaN if any is NaN.
-float largest_or_nan(const float* logits, int64_t vocab) {
-  F32x16 top = splat(-__builtin_inff());
-  Mask16 nan = top != top;
-  for_lanes(vocab, [&](int64_t v, auto count) {
-    F32x16 x = load(logits + v, count);
-    x = select(first_lanes(count), x, splat(-__builtin_inff()));
-    nan = nan | (x != x);
-    top = max(x, top);
-  });
-  return any(nan) ? __builtin_nanf("") : largest(top);
 }
 
 // Id of the first logit equal to `value`, which occurs.
