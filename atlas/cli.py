@@ -5,14 +5,16 @@ Standard library only, so that `atlas --version` and `atlas targets` answer at o
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import os
 import runpy
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from atlas import __version__, installed
-from atlas.errors import AtlasError
+from atlas.errors import AtlasError, ConfigError
 
 COMMANDS = {
     "serve": "serve a model over HTTP",
@@ -22,6 +24,13 @@ COMMANDS = {
     "bench": "measure speed and accuracy",
     "doctor": "check this install and this machine, and say what to do",
 }
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises ConfigError on a wrong command line, for the command to report like any other error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError("command line", message, fix=f"see {self.prog} --help")
 
 
 def show(text: str = "", end: str = "\n") -> None:

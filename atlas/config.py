@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from atlas.cli import Parser
 from atlas.errors import ConfigError
 
 Backend = Literal["auto", "cpu", "cuda", "reference"]
@@ -232,10 +233,7 @@ def flag_name(field: str) -> str:
     return "MODEL" if field == "model" else "--" + field.replace("_", "-")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise ConfigError("command line", message, fix="see python -m atlas.serve --help")
-
+class _Parser(Parser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, rest = self.parse_known_args(args, namespace)
         if rest:

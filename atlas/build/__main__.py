@@ -19,17 +19,13 @@ from pathlib import Path
 from atlas.build import compile as compiler
 from atlas.build import pack, wheel
 from atlas.build.checkpoint_target import checkpoint_target, configuration
+from atlas.cli import Parser
 from atlas.errors import AtlasError, BuildError, ConfigError
 from atlas.targets.tree import kernels_root
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise ConfigError("command line", message, fix=f"see {self.prog} --help")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m atlas.build",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from atlas.cli import show
+from atlas.cli import Parser, show
 from atlas.errors import AtlasError, ConfigError
 from atlas.progress import Bar
 from atlas.quantize import layouts
@@ -23,13 +23,8 @@ from atlas.weights import open_checkpoint
 from atlas.weights.fetch import resolve_model
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise ConfigError("command line", message, fix=f"see {self.prog} --help")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m atlas.quantize",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
