@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tqdm import tqdm
+from atlas.progress import Bar
 
 
 class WeightsBar:
@@ -14,13 +14,14 @@ class WeightsBar:
     """
 
     def __init__(self, stage: Callable[[str], None] = lambda text: None) -> None:
-        self._bar: tqdm[None] | None = None
-        self._stage, self._tenth = stage, 0
+        self._bar = Bar()
+        self._stage, self._done, self._tenth = stage, 0, 0
 
     def __call__(self, done: int, total: int) -> None:
-        if self._bar is None:
-            self._bar = tqdm(total=total, desc="weights", unit="B", unit_scale=True, disable=None, leave=False)
-        self._bar.update(done - self._bar.n if not self._bar.disable else 0)
+        if self._done == 0:
+            self._bar.begin("weights", total, "B")
+        self._bar.advance(done - self._done)
+        self._done = done
         if (tenth := 10 * done // max(total, 1)) > self._tenth:
             self._tenth = tenth
             self._stage(f"weights {10 * tenth} %")
