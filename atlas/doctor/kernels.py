@@ -12,7 +12,6 @@ from atlas.doctor.report import Context, Result, gigabytes
 from atlas.errors import AtlasError
 from atlas.models import family_of
 from atlas.runtime import kernel_set, kernel_sources, weight_formats
-from atlas.targets import formats
 from atlas.targets.hardware import Hardware, walk
 from atlas.targets.quant import recipe
 from atlas.targets.shape import Shard
@@ -122,15 +121,12 @@ def _choice(context: Context, config: Mapping[str, Any], origin: str, checkpoint
     if choice.backend != "cuda" and context.quant is None and choice.quant == natural:
         found += f"; {natural} is nearest to how the checkpoint is stored"
     roles = recipe(choice.quant, "cuda" if choice.backend == "cuda" else "cpu")
-    programs = family.record(configured, roles)
     if checkpoint:
         tensors = family.weights(configured, checkpoint.tensors)
         programs = family.record(configured, roles, weight_formats.chooser(checkpoint, tensors))
-    weights = sum(
-        formats.nbytes(buffer.dtype, buffer.extents({}))
-        for buffer in programs.buffers.values()
-        if buffer.kind == "weight"
-    )
+    else:
+        programs = family.record(configured, roles)
+    weights = programs.weight_bytes()
     room = available_memory(context)
     if choice.backend == "cuda":
         room = next(d["total_memory"] for d in devices if d["index"] == choice.device)

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from atlas.build.manifest import KernelEntry
@@ -88,12 +87,3 @@ class Backend(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Wait for work in flight."""
-
-
-def read_buffer(backend: Backend, buffer: Buffer, plan: MemoryPlan, limits: step.Limits) -> Array:
-    """A copy of a buffer that is stored row-major."""
-    from atlas.runtime.dtypes import NUMPY
-
-    result = np.empty(buffer.extents(limits.symbols()), NUMPY[buffer.dtype])
-    backend.read(plan.offsets[buffer.name], result.view(np.uint8))
-    return result

@@ -15,6 +15,7 @@ from atlas.errors import BuildError
 from atlas.ops import OPS
 from atlas.ops.op import Op
 from atlas.runtime.step import FIELDS, SYMBOLS
+from atlas.targets import formats
 from atlas.targets.expression import evaluate, names_in
 
 BufferKind = Literal["weight", "state", "workspace", "step", "delivery"]
@@ -105,6 +106,11 @@ class StepPrograms:
     def closure(self) -> list[KernelKey]:
         """Every distinct kernel the programs need, in first-use order."""
         return list(dict.fromkeys(launch.key for launch in self.launches()))
+
+    def weight_bytes(self) -> int:
+        """Bytes of all weights, row-major: what any layout takes at least."""
+        weights = [buffer for buffer in self.buffers.values() if buffer.kind == "weight"]
+        return sum(formats.nbytes(buffer.dtype, buffer.extents({})) for buffer in weights)
 
     def describe(self) -> str:
         """The programs as text, one launch a line."""

@@ -23,7 +23,6 @@ from atlas.runtime.kernel_set import Choice
 from atlas.runtime.program import StepPrograms
 from atlas.runtime.reference import ReferenceBackend
 from atlas.runtime.step import Limits, StepBlock, offsets
-from atlas.targets import formats
 from atlas.targets.quant import DTYPE_BYTES, Recipe, recipe
 from atlas.targets.shape import KV_BLOCK_SIZE, Shape, Shard
 from atlas.weights import Checkpoint
@@ -326,12 +325,7 @@ def _kv_budget(choice: Choice, programs: StepPrograms) -> int:
     if choice.backend != "cuda":
         return int(host.available_memory() * _KV_SHARE_OF_HOST)
     device = next(d for d in core.extension().cuda_devices() if d["index"] == choice.device)
-    weights = sum(
-        formats.nbytes(buffer.dtype, buffer.extents({}))
-        for buffer in programs.buffers.values()
-        if buffer.kind == "weight"
-    )
-    return int(device["total_memory"] * _SHARE_OF_DEVICE) - weights
+    return int(device["total_memory"] * _SHARE_OF_DEVICE) - programs.weight_bytes()
 
 
 def _limits(config: ModelConfig, options: RunnerOptions, block_bytes: int, default_budget: int) -> Limits:
