@@ -18,6 +18,7 @@ from atlas.ops import OPS
 from atlas.runtime.program import KernelKey
 from atlas.targets import status
 from atlas.targets import target as targets
+from atlas.targets.resolution import MissingKernel
 from atlas.targets.shape import Shard
 from atlas.targets.target import ANY_MODEL, Target
 
@@ -158,7 +159,10 @@ def _cpu_set(root: Path, target: Target) -> KernelSet:
     """The CPU kernel set of one quant: checked to serve every known model's program."""
     signatures: dict[str, KernelEntry] = {}
     for op in OPS:
-        path = targets.resolve(target, op)
+        try:
+            path = targets.resolve(target, op)
+        except MissingKernel:
+            continue  # an op of programs that are recorded for GPUs; below it is missed if a CPU's program has it
         declared = kernel_file.declaration(path)
         for signature in kernel_file.cpu_signatures(path):
             signatures[signature] = KernelEntry(

@@ -7,6 +7,7 @@ An op is found by its name in three places: `atlas/ops/<op>.py` (contract and re
 from atlas.ops.adjust_logits import ADJUST_LOGITS
 from atlas.ops.embedding import EMBEDDING
 from atlas.ops.gated_activation import GATED_ACTIVATION
+from atlas.ops.gated_linear import GATED_LINEAR
 from atlas.ops.gather_rows import GATHER_ROWS
 from atlas.ops.linear import LINEAR
 from atlas.ops.linear_a8 import LINEAR_A8
@@ -15,7 +16,9 @@ from atlas.ops.moe_mlp import MOE_MLP
 from atlas.ops.moe_route import MOE_ROUTE
 from atlas.ops.op import Op, Operand
 from atlas.ops.paged_attention import PAGED_ATTENTION
+from atlas.ops.quantize_rows import QUANTIZE_ROWS
 from atlas.ops.residual_add import RESIDUAL_ADD
+from atlas.ops.residual_rms_norm import RESIDUAL_RMS_NORM
 from atlas.ops.rms_norm import RMS_NORM
 from atlas.ops.rope_kv_append import ROPE_KV_APPEND
 from atlas.ops.sample import SAMPLE
@@ -25,7 +28,10 @@ OPS = {
     for op in (
         EMBEDDING,
         RMS_NORM,
+        RESIDUAL_RMS_NORM,
+        QUANTIZE_ROWS,
         LINEAR,
+        GATED_LINEAR,
         LINEAR_A8,
         ROPE_KV_APPEND,
         PAGED_ATTENTION,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from atlas.ops.lazy import np
-from atlas.ops.op import BF16, FLOAT, Arrays, Constants, Op, Operand, Tolerance
+from atlas.ops.op import ACTIVATIONS, BF16, FLOAT, WEIGHTS, Arrays, Constants, Op, Operand, Tolerance
 
 
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
     """out[r, n] = sum_k x[r, k] * weight[n, k] + bias[n], accumulated in fp32, rounded once; no bias: 0.
 
+    Block formats stand for their dequantised values; a kernel may scale sums instead of the elements.
     A kernel must compute each row by the same arithmetic whatever the other rows are, so that an
     answer does not depend on the load.
     """
@@ -25,8 +26,8 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
 LINEAR = Op(
     name="linear",
     operands=(
-        Operand("x", ("rows", "k"), FLOAT),
-        Operand("weight", ("n", "k"), FLOAT),
+        Operand("x", ("rows", "k"), ACTIVATIONS),
+        Operand("weight", ("n", "k"), WEIGHTS),
         Operand("bias", ("n",), ("f32",), optional=True),
         Operand("out", ("rows", "n"), FLOAT, "out"),
     ),

@@ -8,12 +8,18 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from atlas.targets.formats import INTEGER_FORMATS
+
 Mode = Literal["in", "out", "inout"]
 Constants = Mapping[str, int | float]
 Arrays = Mapping[str, Any]
 """Operand name -> NumPy view of its whole buffer, logical layout. Outputs are written in place."""
 
 FLOAT = ("f32", "bf16")
+ACTIVATIONS = (*FLOAT, "f8g128")
+"""What a matrix product reads; f8g128: E4M3 codes with a scale per row and 128 columns (atlas/targets/formats.py)."""
+WEIGHTS = (*ACTIVATIONS, "nvfp4", *INTEGER_FORMATS)
+"""What a matrix product multiplies with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +95,19 @@ class Op:
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def store(out: Any, rows: int, values: Any) -> None:
+    """out[:rows] = values, rounded once to the element type of `out` or to its block format."""
+    if hasattr(out, "dtype"):
+        out[:rows] = values.astype(out.dtype)
+    else:
+        out.store(rows, values)
+
+
 EXACT = Tolerance(0.0, 0.0)
 F32 = Tolerance(rtol=2e-5, atol=2e-6)
 """fp32 arithmetic in another summation order."""
 BF16 = Tolerance(rtol=1.0 / 128, atol=1e-3)
 """One bf16 rounding step either way (2^-8 relative each) on a value computed in fp32."""
+F8 = Tolerance(rtol=0.13, atol=1e-5)
+"""One step of E4M3 (2^-3 relative; 2^-9 of 448ths of a group's largest) on a value computed in fp32: a sum in another
+order may tip a rounding. That an op rounds to nearest is for tests with exact inputs to show (op quantize_rows)."""

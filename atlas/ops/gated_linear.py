@@ -1,0 +1,38 @@
+"""gated_linear: the first product of a gated MLP and its activation, ops linear and gated_activation in one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from atlas.ops.gated_activation import activate
+from atlas.ops.lazy import np
+from atlas.ops.op import ACTIVATIONS, BF16, F8, WEIGHTS, Arrays, Constants, Op, Operand, Tolerance, store
+
+
+def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
+    """out = act(x Wg^T + bg) * (x Wu^T + bu), in fp32, rounded once; weight is [Wg; Wu], bias [bg; bu].
+
+    Both products are summed as op linear's; neither is rounded before the activation.
+    """
+    x = arrays["x"][: dims["rows"]].astype(np.float32)
+    product = x @ arrays["weight"].astype(np.float32).T
+    if "bias" in arrays:
+        product += arrays["bias"]
+    gate, up = np.split(product, 2, axis=-1)
+    store(arrays["out"], dims["rows"], activate(gate, int(constants["activation"])) * up)
+
+
+GATED_LINEAR = Op(
+    name="gated_linear",
+    operands=(
+        Operand("x", ("rows", "k"), ACTIVATIONS),
+        Operand("weight", ("2 * intermediate", "k"), WEIGHTS),
+        Operand("bias", ("2 * intermediate",), ("f32",), optional=True),
+        Operand("out", ("rows", "intermediate"), ACTIVATIONS, "out"),
+    ),
+    dims=("rows",),
+    constants=("intermediate", "k", "activation"),
+    reference=reference,
+    # Of linear, doubled: the activation multiplies two sums of k terms.
+    tolerance={"f32": Tolerance(4e-5, 2e-5), "bf16": BF16, "f8g128": F8},
+)
