@@ -38,12 +38,28 @@ void check_range(const Backend& backend, size_t offset, size_t bytes) {
   }
 }
 
+Variant variant_of(const py::dict& d) {
+  Variant variant;
+  variant.phase = d["phase"].cast<int>();
+  variant.max_rows = d["max_rows"].cast<int>();
+  variant.kernel = d["kernel"].cast<std::string>();
+  variant.image = d["image"].cast<int>();
+  const auto grid = d["grid"].cast<std::vector<std::array<int64_t, 3>>>();
+  for (size_t axis = 0; axis < grid.size() && axis < 3; ++axis) {
+    variant.grid[axis] = {static_cast<int>(grid[axis][0]), grid[axis][1], grid[axis][2]};
+  }
+  variant.block = d["block"].cast<unsigned>();
+  variant.shared = d["shared"].cast<unsigned>();
+  variant.cluster = d["cluster"].cast<unsigned>();
+  variant.pdl = d["pdl"].cast<bool>();
+  variant.cooperative = d["cooperative"].cast<bool>();
+  return variant;
+}
+
 LaunchSpec launch_spec(const py::dict& d) {
   LaunchSpec spec;
   spec.name = d["name"].cast<std::string>();
   spec.op = d["op"].cast<std::string>();
-  spec.kernel = d["kernel"].cast<std::string>();
-  spec.image = d["image"].cast<int>();
   for (const auto& offset : d["operands"].cast<std::vector<std::optional<size_t>>>()) {
     spec.operands.push_back(offset.value_or(kNoOperand));
   }
@@ -57,12 +73,11 @@ LaunchSpec launch_spec(const py::dict& d) {
     }
     spec.constants.push_back(constant);
   }
-  const auto grid = d["grid"].cast<std::vector<std::array<int64_t, 3>>>();
-  for (size_t axis = 0; axis < grid.size() && axis < 3; ++axis) {
-    spec.grid[axis] = {static_cast<int>(grid[axis][0]), grid[axis][1], grid[axis][2]};
+  spec.row_dim = d["row_dim"].cast<int>();
+  for (const auto& variant : d["variants"].cast<std::vector<py::dict>>()) {
+    spec.variants.push_back(variant_of(variant));
   }
-  spec.block = d["block"].cast<unsigned>();
-  spec.shared = d["shared"].cast<unsigned>();
+  if (spec.variants.empty()) throw py::value_error("launch " + spec.name + " has no variant");
   return spec;
 }
 
@@ -143,7 +158,33 @@ PYBIND11_MODULE(_core, m) {
              self.begin_step(offset, view.info.ptr, bytes);
            })
       .def("run", &Backend::run, py::call_guard<py::gil_scoped_release>())
+      .def("capture",
+           [](Backend& self, int program, size_t offset, const std::vector<int32_t>& header) {
+             if (header.size() != kHeaderWords) throw py::value_error("not a step header");
+             py::gil_scoped_release release;
+             self.capture(program, offset, header.data());
+           })
+      .def("read_later",
+           [](Backend& self, size_t offset, const py::buffer& data) {
+             const Bytes bytes(data, true);
+             check_range(self, offset, bytes.size());
+             py::gil_scoped_release release;
+             self.read_later(offset, bytes.info.ptr, bytes.size());
+           })
+      .def("fence", &Backend::fence)
+      .def("wait", &Backend::wait, py::call_guard<py::gil_scoped_release>())
+      .def("passed", &Backend::passed)
+      .def("upload",
+           [](Backend& self, size_t offset, const py::buffer& data) {
+             const Bytes bytes(data, false);
+             check_range(self, offset, bytes.size());
+             py::gil_scoped_release release;
+             return self.upload(offset, bytes.info.ptr, bytes.size());
+           })
+      .def("order_runs", &Backend::order_runs)
+      .def("order_uploads", &Backend::order_uploads)
       .def("run_timed", &Backend::run_timed, py::call_guard<py::gil_scoped_release>())
+      .def("run_seconds", &Backend::run_seconds, py::call_guard<py::gil_scoped_release>())
       .def("synchronize", &Backend::synchronize, py::call_guard<py::gil_scoped_release>());
 
   m.def("cpu_backend", &make_cpu_backend, py::arg("n_threads"), py::arg("level") = "",
@@ -194,6 +235,10 @@ PYBIND11_MODULE(_core, m) {
       entry["compute_capability"] = py::make_tuple(device.major, device.minor);
       entry["total_memory"] = device.total_memory;
       entry["multiprocessors"] = device.multiprocessors;
+      entry["shared_memory_per_block"] = device.shared_memory_per_block;
+      entry["l2_bytes"] = device.l2_bytes;
+      entry["cooperative_launch"] = device.cooperative_launch;
+      entry["cluster_launch"] = device.cluster_launch;
       result.append(entry);
     }
     return result;

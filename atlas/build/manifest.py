@@ -18,7 +18,7 @@ from atlas.errors import BuildError
 FORMAT = 1
 """Version of this document."""
 
-CORE_ABI = 2
+CORE_ABI = 3
 """kCoreAbi of csrc/core/program.h that the kernels were built for; a test holds the two together."""
 
 

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from atlas.build.manifest import KernelEntry
@@ -78,7 +79,10 @@ class Backend(ABC):
 
     @abstractmethod
     def begin_step(self, offset: int, block: memoryview, nbytes: int) -> None:
-        """Copy the step block to the arena; its header supplies the dims of the runs that follow."""
+        """Copy the step block to the arena; its header supplies the dims and the phase of the runs that follow.
+
+        A block in `staging` memory must stay as it is until a fence that was set afterwards is passed.
+        """
 
     @abstractmethod
     def run(self, handle: int, begin: int, end: int) -> None:
@@ -87,3 +91,43 @@ class Backend(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Wait for work in flight."""
+
+    # For devices that work beside the host. What stands here is right for those that do not.
+
+    def capture(self, handle: int, phase: int, rows: int) -> None:
+        """At load: let later runs of the whole program replay one recording, in steps of `phase` of up to `rows` rows,
+        sequences and logits. The smallest that holds a step is taken; a step that none holds is launched as ever."""
+        del handle, phase, rows
+
+    def read_later(self, offset: int, data: memoryview) -> None:
+        """Copy from the arena to `staging` memory, in the order of the runs; there once a later fence is passed."""
+        self.read(offset, np.frombuffer(data, np.uint8))
+
+    def fence(self) -> int:
+        """A ticket for everything begun so far."""
+        return 0
+
+    def wait(self, ticket: int) -> None:
+        """Wait until all that a fence or an upload stands for is done. Raises DeviceError if the device failed."""
+        del ticket
+
+    def passed(self, ticket: int) -> bool:
+        """Whether `wait` would return at once."""
+        del ticket
+        return True
+
+    def upload(self, offset: int, data: memoryview) -> int:
+        """At load: copy `staging` memory to the arena beside the runs. Returns the ticket after which `data` is free.
+
+        Uploads and runs are ordered only by `order_runs` and `order_uploads`, for which the device waits, not the host.
+        """
+        self.write(offset, np.frombuffer(data, np.uint8))
+        return 0
+
+    def order_runs(self) -> None:
+        """Runs from now on wait for the uploads so far."""
+        return
+
+    def order_uploads(self) -> None:
+        """Uploads from now on wait for the runs so far."""
+        return

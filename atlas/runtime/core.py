@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +17,19 @@ from atlas.build import manifest
 from atlas.errors import AtlasError, BuildError
 from atlas.runtime import host
 from atlas.runtime.backend import Array, Backend, BoundProgram
-from atlas.runtime.step import STEP_VERSION, SYMBOLS
+from atlas.runtime.program import Launch
+from atlas.runtime.step import COUNTS, HEADER_WORDS, PHASE_WORD, STEP_VERSION, SYMBOLS
 
 log = logging.getLogger(__name__)
+
+_ROW_SYMBOLS = ("n_logits", "n_rows")
+"""The count that chooses among a launch's variants: the first of these that it has."""
+
+_ANY_PHASE, _DECODE = 0, 2  # enum Phase of csrc/core/program.h
+
+_POISON = 0xFF
+"""With ATLAS_POISON=1, every byte of the workspace when a step begins: a NaN in every float format, -1 in int32. A
+kernel that reads what no kernel of its step wrote then shows in the text."""
 
 
 def extension() -> Any:
@@ -62,11 +73,41 @@ def embedded() -> tuple[manifest.Manifest, list[memoryview]]:
     return manifest.from_json(core.embedded_manifest().decode(), core.embedded_images(), "atlas._core")
 
 
+def _variants(launch: Launch, entry: manifest.KernelEntry) -> list[dict[str, Any]]:
+    """A launch's kernels as the core takes them. Over logits, decode kernels serve both phases: there are as few
+    logits in a prompt's step as in a decoding one, and a row's bits must not depend on which it is."""
+    variants = [
+        {
+            "phase": getattr(variant, "phase", _ANY_PHASE),
+            "max_rows": getattr(variant, "max_rows", 0),
+            "kernel": variant.symbol or entry.name,
+            "image": variant.image,
+            "grid": [list(axis) for axis in variant.grid],
+            "block": variant.block,
+            "shared": variant.shared,
+            "cluster": getattr(variant, "cluster", 1),
+            "pdl": getattr(variant, "pdl", False),
+            "cooperative": getattr(variant, "cooperative", False),
+        }
+        for variant in getattr(entry, "variants", ()) or (entry,)
+    ]
+    if any(symbol == "n_logits" for _, symbol in launch.dims):
+        kept = [{**v, "phase": _ANY_PHASE} for v in variants if v["phase"] in (_ANY_PHASE, _DECODE)]
+        if not kept:
+            raise BuildError(
+                f"kernel {entry.name}", f"launch {launch.name} is over logits", "a kernel for decode steps"
+            )
+        return kept
+    return variants
+
+
 class CoreBackend(Backend):
     """A backend of the C++ core."""
 
     def __init__(self, name: str, core: Any) -> None:
         self.name, self._core = name, core
+        self._programs: dict[int, BoundProgram] = {}
+        self._poisoned: tuple[int, int] | None = None  # (offset, bytes)
 
     def describe(self) -> str:
         return str(self._core.describe())
@@ -102,39 +143,77 @@ class CoreBackend(Backend):
                     launch.op.contract_hash(),
                     "rebuild the kernels with this version of Atlas",
                 )
+            names = [symbol for _, symbol in launch.dims]
             launches.append(
                 {
                     "name": launch.name,
                     "op": launch.key.op,
-                    "kernel": entry.symbol or entry.name,
-                    "image": entry.image,
                     "operands": [
                         program.plan.offsets[buffers[operand.name]] if operand.name in buffers else None
                         for operand in launch.op.operands
                     ],
-                    "dims": [1 + SYMBOLS.index(symbol) for _, symbol in launch.dims],
+                    "dims": [1 + SYMBOLS.index(name) for name in names],
                     "constants": [
                         float(value) if name in launch.op.float_constants else int(value)
                         for name, value in launch.key.constants
                     ],
-                    "grid": [list(axis) for axis in entry.grid],
-                    "block": entry.block,
-                    "shared": entry.shared,
+                    "row_dim": next((names.index(name) for name in _ROW_SYMBOLS if name in names), -1),
+                    "variants": _variants(launch, entry),
                 }
             )
         handle: int = self._core.load(launches)
+        self._programs[handle] = program
+        if os.environ.get("ATLAS_POISON") == "1":
+            begin, end = program.plan.regions["workspace"]
+            self._poisoned = begin, end - begin
         return handle
 
+    def capture(self, handle: int, phase: int, rows: int) -> None:
+        program = self._programs[handle]
+        limits = program.limits.symbols()
+        symbols = {name: min(rows, limit) if name in COUNTS else limit for name, limit in limits.items()}
+        header = [0] * HEADER_WORDS
+        header[0], header[PHASE_WORD] = STEP_VERSION, phase
+        header[1 : 1 + len(SYMBOLS)] = [symbols[name] for name in SYMBOLS]
+        self._core.capture(handle, program.plan.offsets["step.header"], header)
+
     def begin_step(self, offset: int, block: memoryview, nbytes: int) -> None:
+        if self._poisoned:
+            self._core.fill(self._poisoned[0], _POISON, self._poisoned[1])
         self._core.begin_step(offset, block, nbytes)
 
     def run(self, handle: int, begin: int, end: int) -> None:
         self._core.run(handle, begin, end)
 
     def run_timed(self, handle: int, begin: int, end: int) -> list[float]:
-        """run(), and the seconds that each launch took. Raises DeviceError on a backend that cannot tell."""
+        """run(), and the seconds that each launch took alone, nothing overlapping it."""
         seconds: list[float] = self._core.run_timed(handle, begin, end)
         return seconds
+
+    def run_seconds(self, handle: int, begin: int, end: int) -> float:
+        """run(), and the seconds that all of it took on the device."""
+        return float(self._core.run_seconds(handle, begin, end))
+
+    def read_later(self, offset: int, data: memoryview) -> None:
+        self._core.read_later(offset, data)
+
+    def fence(self) -> int:
+        return int(self._core.fence())
+
+    def wait(self, ticket: int) -> None:
+        self._core.wait(ticket)
+
+    def passed(self, ticket: int) -> bool:
+        return bool(self._core.passed(ticket))
+
+    def upload(self, offset: int, data: memoryview) -> int:
+        return int(self._core.upload(offset, data))
+
+    def order_runs(self) -> None:
+        self._core.order_runs()
+
+    def order_uploads(self) -> None:
+        self._core.order_uploads()
 
     def synchronize(self) -> None:
         self._core.synchronize()

@@ -20,7 +20,7 @@ from atlas.ops.lazy import np
 from atlas.targets.expression import evaluate
 from atlas.targets.quant import DTYPE_BYTES
 
-STEP_VERSION = 2
+STEP_VERSION = 3
 """Raised with every change of this file's tables; the core refuses another version."""
 
 ROW_PREFILL, ROW_DECODE, ROW_VERIFY = 0, 1, 2
@@ -35,6 +35,12 @@ SYMBOLS = (*COUNTS, *LIMITS)
 """All symbolic dims of a program. Symbol i stands in word i + 1 of the header, after the version."""
 
 HEADER_WORDS = 16
+
+PHASE_PREFILL, PHASE_DECODE = 0, 1
+"""What a step's rows are, in the last word of the header: prompt rows, or rows of generated tokens. Kernels of a
+GPU may be made for one of the two; a CPU's serve both, and may get mixed steps."""
+
+PHASE_WORD = HEADER_WORDS - 1
 _ALIGNMENT = 64
 
 
@@ -139,6 +145,10 @@ class StepBlock:
             if not 0 <= value <= getattr(self.limits, name):
                 raise ValueError(f"step symbol {name} is {value}, accepted: 0..{getattr(self.limits, name)}")
             self.fields["header"][1 + SYMBOLS.index(name)] = value
+
+    def set_phase(self, phase: int) -> None:
+        """PHASE_PREFILL, which a new block is of, or PHASE_DECODE."""
+        self.fields["header"][PHASE_WORD] = phase
 
     def symbols(self) -> dict[str, int]:
         """The header's symbols."""

@@ -2,8 +2,10 @@
 //
 // Scope: one arena, byte copies in and out of it, loading programs, running launches in order.
 // Out of scope: what buffers mean, memory planning, tokens, requests (all Python).
-// Threads: one thread at a time may call a backend. run() may return before the work is done;
-// read() and synchronize() wait for it.
+// Threads: one thread at a time may call a backend.
+// Order: begin_step(), run() and read_later() take effect in the order of their calls and may
+// return before they are done. read(), write(), fill(), wait() and synchronize() wait. Functions
+// with a default here are for devices that work beside the host; the default does it at once.
 #pragma once
 
 #include <cstddef>
@@ -51,24 +53,56 @@ class Backend {
   virtual int load(const ProgramSpec& program) = 0;
 
   // Begin a step: copy `bytes` of the step block (host) to `offset` in the arena. The block's
-  // header supplies the dims of the runs that follow, and stays valid until the next call.
+  // header supplies the dims of the runs that follow. A block in staging() memory must stay as it
+  // is until a fence() taken after this call is passed.
   virtual void begin_step(size_t offset, const void* block, size_t bytes) = 0;
 
   // Run launches [begin, end) of a program, in order.
   virtual void run(int program, size_t begin, size_t end) = 0;
 
-  virtual void synchronize() = 0;
-  // run(), and the seconds that each launch took where the backend can tell.
-  virtual std::vector<double> run_timed(int, size_t, size_t) {
-    throw DeviceFault("this backend does not time single launches; accepted: cpu");
+  // Make later runs of the whole program cheap for every step whose header's words are at most
+  // those of `header`, at the same phase and the same `offset` of the step block. Before ready.
+  virtual void capture(int program, size_t offset, const int32_t* header) {
+    (void)program, (void)offset, (void)header;
   }
+
+  // Copy from the arena to `data`, which is staging() memory; complete once a fence() taken
+  // afterwards is passed.
+  virtual void read_later(size_t offset, void* data, size_t bytes) { read(offset, data, bytes); }
+
+  // A mark behind everything begun so far; wait() returns once that is done, passed() tells.
+  virtual int64_t fence() { return 0; }
+  virtual void wait(int64_t ticket) { (void)ticket; }
+  virtual bool passed(int64_t ticket) {
+    (void)ticket;
+    return true;
+  }
+
+  // For loading: copy staging() memory to the arena beside the runs. Returns the ticket after which
+  // `data` may be written again. Copies and runs are not ordered among each other, except by
+  // order_runs(): later runs wait for the copies so far, and order_uploads(): later copies wait for
+  // the runs so far. Both make the device wait, not the host.
+  virtual int64_t upload(size_t offset, const void* data, size_t bytes) {
+    write(offset, data, bytes);
+    return 0;
+  }
+  virtual void order_runs() {}
+  virtual void order_uploads() {}
+
+  virtual void synchronize() = 0;
+
+  // run(), and the seconds that each launch took alone, nothing overlapping it.
+  virtual std::vector<double> run_timed(int program, size_t begin, size_t end) = 0;
+  // run(), and the seconds that all of it took on the device.
+  virtual double run_seconds(int program, size_t begin, size_t end) = 0;
 
  protected:
   // Reads the header of a step block. Throws DeviceFault on another version.
   static const int32_t* check_header(const void* block, size_t bytes) {
     const auto* header = static_cast<const int32_t*>(block);
-    if (bytes < 64 || header[0] != kStepVersion) {
-      throw DeviceFault("step block: version " + std::to_string(bytes < 64 ? -1 : header[0]) +
+    if (bytes < sizeof(int32_t) * kHeaderWords || header[0] != kStepVersion) {
+      throw DeviceFault("step block: version " +
+                        std::to_string(bytes < sizeof(int32_t) ? -1 : header[0]) +
                         ", accepted: " + std::to_string(kStepVersion));
     }
     return header;

@@ -19,7 +19,6 @@
 namespace atlas {
 namespace {
 
-constexpr size_t kHeaderWords = 16;
 constexpr char kNodes[] = "/sys/devices/system/node";
 using Clock = std::chrono::steady_clock;
 
@@ -147,6 +146,12 @@ class CpuBackend final : public Backend {
     return seconds;
   }
 
+  double run_seconds(int program, size_t begin, size_t end) override {
+    const Clock::time_point started = Clock::now();
+    run(program, begin, end);
+    return std::chrono::duration<double>(Clock::now() - started).count();
+  }
+
   void synchronize() override {}  // run() returns when the work is done
 
  private:
@@ -232,11 +237,12 @@ class CpuBackend final : public Backend {
 
   // Appends a launch to `program` and raises `scratch` to what it needs.
   void resolve(const LaunchSpec& launch, CpuProgram& program, Scratch& scratch) const {
+    const std::string& name = launch.variants.front().kernel;  // one serves every step
     const auto fail = [&](const std::string& what) {
-      throw DeviceFault("cpu: launch " + launch.name + " of op " + launch.op + ", kernel " +
-                        launch.kernel + ": " + what);
+      throw DeviceFault("cpu: launch " + launch.name + " of op " + launch.op + ", kernel " + name +
+                        ": " + what);
     };
-    const CpuKernelEntry* entry = find_cpu_kernel(levels_, launch.kernel);
+    const CpuKernelEntry* entry = find_cpu_kernel(levels_, name);
     if (entry == nullptr) fail("not compiled in at level " + join(levels_));
     program.launches.push_back({entry->kernel, program.operands.size(), program.dim_words.size(),
                                 program.constants.size()});

@@ -1,9 +1,10 @@
-// The CUDA backend: one arena in device memory, one stream, and programs of kernels from device
-// images.
+// The CUDA backend: one arena in device memory, a stream for steps and one for loading, and
+// programs of kernels from device images.
 //
-// Everything is allocated and every kernel is loaded before the first run; a run only launches. A
-// kernel's arguments are addresses: of its operands in the arena, and of the step header's words
-// that hold its dims, so that a launch recorded once is right for every step.
+// Everything is allocated, every kernel loaded and every graph made before the first step; a step
+// only copies, launches and replays. A kernel's arguments are addresses: of its operands in the
+// arena, and of the step header's words that hold its dims, so that a launch or a graph recorded
+// once is right for every step.
 #include "core/backend.h"
 
 #include <unistd.h>
@@ -12,18 +13,16 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <map>
-#include <utility>
 
 #include "cuda/driver.h"
+#include "cuda/events.h"
+#include "cuda/graph.h"
+#include "cuda/launch.h"
 
 namespace atlas {
 namespace {
 
 using namespace cuda;
-
-constexpr size_t kHeaderWords = 16;
-constexpr unsigned kSharedWithoutOptIn = 48 * 1024;
 
 std::string gibibytes(size_t bytes) {
   char text[32];
@@ -31,15 +30,19 @@ std::string gibibytes(size_t bytes) {
   return text;
 }
 
-struct LoadedLaunch {
-  LaunchSpec spec;
-  Function function;
+struct LoadedProgram {
+  std::vector<LoadedLaunch> launches;
+  std::vector<StepGraph> graphs;  // least first
 };
 
 class CudaBackend final : public Backend {
  public:
   explicit CudaBackend(int device)
-      : cuda_(driver()), device_(device_at(device)), process_(getpid()) {
+      : cuda_(driver()),
+        device_(device_at(device)),
+        process_(getpid()),
+        images_(cuda_, device_),
+        stopwatch_(cuda_) {
     const char* sync = std::getenv("ATLAS_SYNC");
     synchronous_ = sync != nullptr && std::strcmp(sync, "1") == 0;
     check(cuda_.device_get(&handle_, device), "cuDeviceGet");
@@ -47,6 +50,9 @@ class CudaBackend final : public Backend {
     try {
       enter();
       check(cuda_.stream_create(&stream_, kStreamNonBlocking), "cuStreamCreate");
+      check(cuda_.stream_create(&upload_stream_, kStreamNonBlocking), "cuStreamCreate");
+      fences_[kRuns].create(cuda_, stream_);
+      fences_[kUploads].create(cuda_, upload_stream_);
     } catch (...) {
       cuda_.context_release(handle_);
       throw;
@@ -58,17 +64,25 @@ class CudaBackend final : public Backend {
   // Errors are ignored: after a device fault every call fails, and there is nobody left to tell.
   ~CudaBackend() override {
     if (process_ != getpid() || cuda_.context_set(context_) != 0) return;
+    cuda_.stream_synchronize(upload_stream_);
     cuda_.stream_synchronize(stream_);
+    for (LoadedProgram& program : programs_) {
+      for (StepGraph& graph : program.graphs) cuda_.graph_exec_destroy(graph.exec);
+    }
+    for (Fences& fences : fences_) fences.destroy();
+    stopwatch_.destroy();
     for (void* memory : staging_) cuda_.host_free(memory);
     if (arena_ != 0) cuda_.memory_free(arena_);
-    for (Library library : images_) cuda_.library_unload(library);
+    images_.unload();
+    cuda_.stream_destroy(upload_stream_);
     cuda_.stream_destroy(stream_);
     cuda_.context_release(handle_);
   }
 
   std::string describe() const override {
     return device_.name + " (CUDA device " + std::to_string(device_.index) +
-           ", compute capability " + capability() + ", " + gibibytes(device_.total_memory) +
+           ", compute capability " + std::to_string(device_.major) + "." +
+           std::to_string(device_.minor) + ", " + gibibytes(device_.total_memory) +
            ", driver CUDA " + std::to_string(cuda_.version / 1000) + "." +
            std::to_string(cuda_.version % 1000 / 10) + ")";
   }
@@ -100,8 +114,7 @@ class CudaBackend final : public Backend {
 
   void read(size_t offset, void* data, size_t bytes) override {
     if (bytes == 0) return;
-    enter();
-    check(cuda_.copy_to_host(data, at(offset, bytes), bytes, stream_), "copying from the device");
+    read_later(offset, data, bytes);
     synchronize();
   }
 
@@ -123,48 +136,14 @@ class CudaBackend final : public Backend {
 
   void load_images(const std::vector<std::string_view>& images) override {
     enter();
-    if (!images_.empty()) throw DeviceFault("device images are loaded once");
-    for (std::string_view image : images) {
-      Library library = nullptr;
-      const Result result =
-          cuda_.library_load(&library, image.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
-      if (result != 0) {
-        std::string hint;
-        if (result == kNoBinaryForDevice) {
-          hint = "; it was compiled for another architecture than compute capability " +
-                 capability() + ": build the target of this hardware (ATLAS_TARGET_HW)";
-        }
-        throw DeviceFault(device_.name + ": device image " + std::to_string(images_.size()) +
-                          " does not load: " + describe_error(cuda_, result) + hint);
-      }
-      images_.push_back(library);
-    }
+    images_.load(images);
   }
 
   int load(const ProgramSpec& program) override {
     enter();
-    std::vector<LoadedLaunch> loaded;
+    LoadedProgram loaded;
     for (const LaunchSpec& spec : program) {
-      for (size_t offset : spec.operands) {
-        if (offset != kNoOperand && offset > arena_bytes_) {
-          throw DeviceFault(where(spec) + ": an operand at byte " + std::to_string(offset) +
-                            " is outside the arena of " + std::to_string(arena_bytes_));
-        }
-      }
-      for (int word : spec.dims) {
-        if (word < 0 || static_cast<size_t>(word) >= kHeaderWords) {
-          throw DeviceFault(where(spec) + ": no header word " + std::to_string(word));
-        }
-      }
-      for (const GridAxis& axis : spec.grid) {
-        if (axis.divisor <= 0 || axis.dim >= static_cast<int>(spec.dims.size())) {
-          throw DeviceFault(where(spec) + ": a grid axis has divisor " +
-                            std::to_string(axis.divisor) + " and dim " + std::to_string(axis.dim));
-        }
-      }
-      addresses_.reserve(std::max(addresses_.capacity(), spec.operands.size() + spec.dims.size()));
-      arguments_.reserve(addresses_.capacity());
-      loaded.push_back({spec, resolve(spec)});
+      loaded.launches.push_back(images_.resolve(spec, arena_, arena_bytes_));
     }
     programs_.push_back(std::move(loaded));
     return static_cast<int>(programs_.size()) - 1;
@@ -175,49 +154,123 @@ class CudaBackend final : public Backend {
     std::memcpy(header_, check_header(block, bytes), sizeof header_);
     step_ = at(offset, bytes);
     check(cuda_.copy_to_device(step_, block, bytes, stream_), "copying a step to the device");
-    // The caller may write the next step into the block once this returns.
-    synchronize();
   }
 
   void run(int program, size_t begin, size_t end) override {
     enter();
-    if (program < 0 || static_cast<size_t>(program) >= programs_.size()) {
-      throw DeviceFault("no program " + std::to_string(program) + " is loaded");
+    LoadedProgram& loaded = checked(program, begin, end);
+    if (begin == 0 && end == loaded.launches.size()) {
+      for (const StepGraph& graph : loaded.graphs) {
+        if (graph.holds(header_, step_)) {
+          check(cuda_.graph_launch(graph.exec, stream_),
+                "replaying the " + graph_name(program, graph.header.data()) +
+                    " (ATLAS_SYNC=1 launches one by one and names the one at fault)");
+          return;
+        }
+      }
     }
-    const std::vector<LoadedLaunch>& launches = programs_[static_cast<size_t>(program)];
-    if (begin > end || end > launches.size()) {
-      throw DeviceFault("program " + std::to_string(program) + " has " +
-                        std::to_string(launches.size()) + " launches, asked for [" +
-                        std::to_string(begin) + ", " + std::to_string(end) + ")");
-    }
-    if (step_ == 0) throw DeviceFault("run() before begin_step()");
-    for (size_t i = begin; i < end; ++i) launch(launches[i]);
+    for (size_t i = begin; i < end; ++i) submit(loaded.launches[i], header_, step_);
   }
+
+  void capture(int program, size_t offset, const int32_t* header) override {
+    enter();
+    LoadedProgram& loaded = checked(program, 0, 0);
+    check_header(header, sizeof(int32_t) * kHeaderWords);
+    if (synchronous_) return;  // whoever waits after each launch wants to see them
+    StepGraph graph;
+    std::copy_n(header, kHeaderWords, graph.header.begin());
+    graph.step = at(offset, sizeof(int32_t) * kHeaderWords);
+    graph.exec = record(cuda_, stream_, graph_name(program, header), [&] {
+      for (LoadedLaunch& one : loaded.launches) submit(one, graph.header.data(), graph.step);
+    });
+    const auto place = std::upper_bound(
+        loaded.graphs.begin(), loaded.graphs.end(), graph,
+        [](const StepGraph& a, const StepGraph& b) { return a.header < b.header; });
+    loaded.graphs.insert(place, graph);
+  }
+
+  void read_later(size_t offset, void* data, size_t bytes) override {
+    if (bytes == 0) return;
+    enter();
+    check(cuda_.copy_to_host(data, at(offset, bytes), bytes, stream_), "copying from the device");
+  }
+
+  int64_t fence() override {
+    enter();
+    return ticket(kRuns);
+  }
+
+  void wait(int64_t ticket) override {
+    enter();
+    done(cuda_.event_synchronize(event(ticket)));
+  }
+
+  bool passed(int64_t ticket) override {
+    enter();
+    const Result result = cuda_.event_query(event(ticket));
+    if (result == kNotReady) return false;
+    done(result);
+    return true;
+  }
+
+  int64_t upload(size_t offset, const void* data, size_t bytes) override {
+    enter();
+    if (bytes != 0) {
+      check(cuda_.copy_to_device(at(offset, bytes), data, bytes, upload_stream_),
+            "copying to the device");
+    }
+    return ticket(kUploads);
+  }
+
+  void order_runs() override { order(kUploads, stream_); }
+  void order_uploads() override { order(kRuns, upload_stream_); }
 
   void synchronize() override {
     enter();
-    const Result result = cuda_.stream_synchronize(stream_);
-    if (result != 0) {
-      throw DeviceFault(device_.name +
-                        ": work on the device failed: " + describe_error(cuda_, result) +
-                        "; set ATLAS_SYNC=1 to learn which launch it is");
-    }
+    done(cuda_.stream_synchronize(upload_stream_));
+    done(cuda_.stream_synchronize(stream_));
+  }
+
+  // As a graph with an event between any two launches: launched one by one, a short kernel's time
+  // would be that of the host.
+  std::vector<double> run_timed(int program, size_t begin, size_t end) override {
+    enter();
+    LoadedProgram& loaded = checked(program, begin, end);
+    const std::vector<Event>& events = stopwatch_.events(end - begin + 1);
+    const GraphExec exec = record(cuda_, stream_, "a graph of timed launches", [&] {
+      for (size_t i = begin; i <= end; ++i) {
+        check(cuda_.event_record_node(events[i - begin], stream_, kEventRecordExternal),
+              "cuEventRecordWithFlags");
+        if (i < end) submit(loaded.launches[i], header_, step_, false);
+      }
+    });
+    Result result = cuda_.graph_launch(exec, stream_);
+    if (result == 0) result = cuda_.stream_synchronize(stream_);
+    cuda_.graph_exec_destroy(exec);
+    done(result);
+    std::vector<double> seconds;
+    for (size_t i = 0; i < end - begin; ++i) seconds.push_back(stopwatch_.seconds(i));
+    return seconds;
+  }
+
+  double run_seconds(int program, size_t begin, size_t end) override {
+    enter();
+    const std::vector<Event>& events = stopwatch_.events(2);
+    check(cuda_.event_record(events[0], stream_), "cuEventRecord");
+    run(program, begin, end);
+    check(cuda_.event_record(events[1], stream_), "cuEventRecord");
+    synchronize();
+    return stopwatch_.seconds(0);
   }
 
  private:
+  enum Lane { kRuns, kUploads, kLanes };  // a stream and its fences
+
   // Makes the context current on the calling thread; refuses in a forked child, where calls may
   // hang.
   void enter() {
     if (process_ != getpid()) driver();  // throws, and says why
     check(cuda_.context_set(context_), "cuCtxSetCurrent");
-  }
-
-  std::string capability() const {
-    return std::to_string(device_.major) + "." + std::to_string(device_.minor);
-  }
-
-  static std::string where(const LaunchSpec& spec) {
-    return "launch " + spec.name + " of op " + spec.op + " (kernel " + spec.kernel + ")";
   }
 
   DevicePointer at(size_t offset, size_t bytes) const {
@@ -228,71 +281,53 @@ class CudaBackend final : public Backend {
     return arena_ + offset;
   }
 
-  // The function of a launch, loaded and set up now so that nothing is left to do in a step.
-  Function resolve(const LaunchSpec& spec) {
-    if (spec.image < 0 || static_cast<size_t>(spec.image) >= images_.size()) {
-      throw DeviceFault(where(spec) + ": no device image " + std::to_string(spec.image) + ", " +
-                        std::to_string(images_.size()) + " are loaded");
+  LoadedProgram& checked(int program, size_t begin, size_t end) {
+    if (program < 0 || static_cast<size_t>(program) >= programs_.size()) {
+      throw DeviceFault("no program " + std::to_string(program) + " is loaded");
     }
-    Function& function = functions_[{spec.image, spec.kernel}];
-    if (function == nullptr) {
-      Kernel kernel = nullptr;
-      check(cuda_.library_kernel(&kernel, images_[static_cast<size_t>(spec.image)],
-                                 spec.kernel.c_str()),
-            where(spec) + " is not in device image " + std::to_string(spec.image));
-      Function found = nullptr;
-      check(cuda_.kernel_function(&found, kernel), where(spec));
-      check(cuda_.function_load(found), where(spec) + " does not load");
-      function = found;
+    LoadedProgram& loaded = programs_[static_cast<size_t>(program)];
+    if (begin > end || end > loaded.launches.size()) {
+      throw DeviceFault("program " + std::to_string(program) + " has " +
+                        std::to_string(loaded.launches.size()) + " launches, asked for [" +
+                        std::to_string(begin) + ", " + std::to_string(end) + ")");
     }
-    int most = 0;
-    check(cuda_.function_attribute(&most, kMaxThreadsPerBlock, function), where(spec));
-    if (spec.block == 0 || spec.block > static_cast<unsigned>(most)) {
-      throw DeviceFault(where(spec) + ": " + std::to_string(spec.block) +
-                        " threads per block, possible are 1 to " + std::to_string(most));
-    }
-    if (spec.shared > kSharedWithoutOptIn) {
-      check(
-          cuda_.function_set_attribute(function, kMaxDynamicShared, static_cast<int>(spec.shared)),
-          where(spec) + ": " + std::to_string(spec.shared) + " bytes of shared memory");
-    }
-    return function;
+    if (end > begin && step_ == 0) throw DeviceFault("run() before begin_step()");
+    return loaded;
   }
 
-  void launch(const LoadedLaunch& launch) {
-    const LaunchSpec& spec = launch.spec;
-    unsigned grid[3];
-    for (int axis = 0; axis < 3; ++axis) {
-      const GridAxis& extent = spec.grid[static_cast<size_t>(axis)];
-      int64_t value = extent.multiplier;
-      if (extent.dim >= 0) {
-        const int64_t dim = header_[spec.dims[static_cast<size_t>(extent.dim)]];
-        value *= (dim + extent.divisor - 1) / extent.divisor;
-      }
-      if (value <= 0) return;  // nothing to compute
-      grid[axis] = static_cast<unsigned>(value);
-    }
-    addresses_.clear();
-    for (size_t offset : spec.operands) {
-      addresses_.push_back(offset == kNoOperand ? 0 : arena_ + offset);
-    }
-    for (int word : spec.dims) {
-      addresses_.push_back(step_ + sizeof(int32_t) * static_cast<size_t>(word));
-    }
-    arguments_.clear();
-    for (DevicePointer& address : addresses_) arguments_.push_back(&address);
-    Result result = cuda_.launch(launch.function, grid[0], grid[1], grid[2], spec.block, 1, 1,
-                                 spec.shared, stream_, arguments_.data(), nullptr);
-    if (result == 0 && synchronous_) result = cuda_.stream_synchronize(stream_);
-    if (result != 0) {
-      throw DeviceFault(where(spec) + " failed with grid " + std::to_string(grid[0]) + " x " +
-                        std::to_string(grid[1]) + " x " + std::to_string(grid[2]) + ", block " +
-                        std::to_string(spec.block) + ", " + std::to_string(spec.shared) +
-                        " bytes of shared memory: " + describe_error(cuda_, result) +
-                        (synchronous_ ? ""
-                                      : "; if an earlier launch is the cause, ATLAS_SYNC=1 "
-                                        "names it"));
-    }
+  void submit(LoadedLaunch& one, const int32_t* header, DevicePointer step) {
+    submit(one, header, step, synchronous_);
+  }
+  void submit(LoadedLaunch& one, const int32_t* header, DevicePointer step, bool synchronous) {
+    launch(cuda_, one, header, step, stream_, synchronous);
+  }
+
+  static std::string graph_name(int program, const int32_t* header) {
+    std::string words;
+    for (size_t i = 1; i < kHeaderWords; ++i)
+      words += (i > 1 ? " " : "") + std::to_string(header[i]);
+    return "graph of program " + std::to_string(program) + " for the step header [" + words + "]";
+  }
+
+  // A failure of work that was begun earlier.
+  void done(Result result) const {
+    if (result == 0) return;
+    throw DeviceFault(device_.name +
+                      ": work on the device failed: " + describe_error(cuda_, result) +
+                      "; set ATLAS_SYNC=1 to learn which launch it is");
+  }
+
+  // A ticket is a mark and the lane that it is of.
+  int64_t ticket(Lane lane) { return fences_[lane].set() * kLanes + lane; }
+  Event event(int64_t ticket) const {
+    if (ticket < 0) throw DeviceFault("no fence " + std::to_string(ticket));
+    return fences_[static_cast<size_t>(ticket % kLanes)].event(ticket / kLanes);
+  }
+
+  // What `later` gets from now on waits for what `earlier` got until now.
+  void order(Lane earlier, Stream later) {
+    enter();
+    check(cuda_.stream_wait(later, event(ticket(earlier)), 0), "cuStreamWaitEvent");
   }
 
   const Driver& cuda_;
@@ -301,18 +336,16 @@ class CudaBackend final : public Backend {
   bool synchronous_ = false;
   Device handle_ = 0;
   Context context_ = nullptr;
-  Stream stream_ = nullptr;
+  Stream stream_ = nullptr, upload_stream_ = nullptr;
   DevicePointer arena_ = 0;
   size_t arena_bytes_ = 0;
   std::vector<void*> staging_;
-  std::vector<Library> images_;
-  std::map<std::pair<int, std::string>, Function> functions_;
-  std::vector<std::vector<LoadedLaunch>> programs_;
+  Images images_;
+  std::vector<LoadedProgram> programs_;
+  Fences fences_[kLanes];
+  Stopwatch stopwatch_;
   int32_t header_[kHeaderWords] = {};
   DevicePointer step_ = 0;
-  // Arguments of the launch at hand; reserved at load, so a step does not allocate.
-  std::vector<DevicePointer> addresses_;
-  std::vector<void*> arguments_;
 };
 
 }  // namespace

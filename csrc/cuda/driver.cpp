@@ -102,10 +102,18 @@ CudaDevice query(int index) {
   char name[256] = {};
   check(cuda.device_get(&device, index), "cuDeviceGet");
   check(cuda.device_name(name, sizeof name - 1, device), "cuDeviceGetName");
-  check(cuda.device_attribute(&found.major, kCapabilityMajor, device), "cuDeviceGetAttribute");
-  check(cuda.device_attribute(&found.minor, kCapabilityMinor, device), "cuDeviceGetAttribute");
-  check(cuda.device_attribute(&found.multiprocessors, kMultiprocessors, device),
-        "cuDeviceGetAttribute");
+  const auto attribute = [&](DeviceAttribute name) {
+    int value = 0;
+    check(cuda.device_attribute(&value, name, device), "cuDeviceGetAttribute");
+    return value;
+  };
+  found.major = attribute(kCapabilityMajor);
+  found.minor = attribute(kCapabilityMinor);
+  found.multiprocessors = attribute(kMultiprocessors);
+  found.shared_memory_per_block = attribute(kSharedPerBlock);
+  found.l2_bytes = attribute(kL2Bytes);
+  found.cooperative_launch = attribute(kCooperativeLaunch) != 0;
+  found.cluster_launch = attribute(kClusterLaunch) != 0;
   check(cuda.device_memory(&found.total_memory, device), "cuDeviceTotalMem");
   found.name = name;
   return found;

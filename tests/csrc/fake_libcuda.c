@@ -3,12 +3,18 @@
 //
 // FAKE_CUDA_VERSION   what cuDriverGetVersion gives (default 12080)
 // FAKE_CUDA_DEVICES   number of devices (default 1)
-// FAKE_CUDA_FAIL      "cuInit=803": this function returns this code
-// FAKE_CUDA_LOG       file to which every launch is appended
+// FAKE_CUDA_FAIL      "cuInit=803": this function returns this code; "cuGraphLaunch@3=719": its
+//                     third call does, and from then on so does every call, as after a real fault
+// FAKE_CUDA_LOG       file to which every kernel that runs is appended
+// FAKE_CUDA_CALLS     file to which every call is appended: the function's name
+// FAKE_CUDA_LAZY      if set, work waits until something waits for it, so that who writes memory
+// too
+//                     early, or reads it too early, gets what a device would give
 //
 // A kernel called `store_dim` writes the value of its second argument, a dim, to its first, an
-// operand.
+// operand. Work of all streams is done in the order in which it was begun.
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,27 +26,102 @@ static int setting(const char* name, int otherwise) {
   return text != NULL ? atoi(text) : otherwise;
 }
 
+static void append(const char* file, const char* line) {
+  const char* path = getenv(file);
+  FILE* log = path != NULL ? fopen(path, "a") : NULL;
+  if (log == NULL) return;
+  fprintf(log, "%s\n", line);
+  fclose(log);
+}
+
+static Result broken = 0;  // what every call returns after a fault
+static int calls = 0;      // of the function that is to fail
+
 static Result outcome(const char* function) {
+  append("FAKE_CUDA_CALLS", function);
+  if (broken != 0) return broken;
   const char* fail = getenv("FAKE_CUDA_FAIL");
   const size_t length = strlen(function);
-  if (fail != NULL && strncmp(fail, function, length) == 0 && fail[length] == '=') {
-    return atoi(fail + length + 1);
-  }
-  return 0;
+  if (fail == NULL || strncmp(fail, function, length) != 0) return 0;
+  if (fail[length] == '=') return atoi(fail + length + 1);
+  if (fail[length] != '@' || ++calls != atoi(fail + length + 1)) return 0;
+  return broken = atoi(strchr(fail, '=') + 1);
 }
 
 #define RETURN return outcome(__func__)
+#define CHECK                                \
+  do {                                       \
+    const Result failed = outcome(__func__); \
+    if (failed != 0) return failed;          \
+  } while (0)
+
+// Work on a stream: a copy, a fill or a kernel.
+typedef struct Work {
+  enum { COPY, FILL, KERNEL } kind;
+  void* to;
+  const void* from;
+  size_t bytes;
+  unsigned char value;
+  char text[192];  // a kernel's line of the log
+  struct Work* next;
+} Work;
+
+typedef struct Queue {
+  Work* first;
+  Work** end;
+} Queue;
+
+typedef Queue Graph;
+
+static Queue pending = {NULL, NULL};
+static Graph* capturing = NULL;
+
+static void put(Queue* queue, Work work) {
+  Work* copy = malloc(sizeof work);
+  *copy = work;
+  copy->next = NULL;
+  if (queue->first == NULL) queue->end = &queue->first;
+  *queue->end = copy;
+  queue->end = &copy->next;
+}
+
+static void perform(const Work* work) {
+  if (work->kind == COPY) memcpy(work->to, work->from, work->bytes);
+  if (work->kind == FILL) memset(work->to, work->value, work->bytes);
+  if (work->kind != KERNEL) return;
+  append("FAKE_CUDA_LOG", work->text);
+  if (work->to != NULL) *(int*)work->to = *(const int*)work->from;
+}
+
+static void finish(void) {
+  while (pending.first != NULL) {
+    Work* work = pending.first;
+    pending.first = work->next;
+    perform(work);
+    free(work);
+  }
+}
+
+static void begin(Work work) {
+  if (capturing != NULL) {
+    put(capturing, work);
+    return;
+  }
+  put(&pending, work);
+  if (getenv("FAKE_CUDA_LAZY") == NULL) finish();
+}
 
 Result cuGetErrorName(Result code, const char** name) {
   *name = code == 2     ? "CUDA_ERROR_OUT_OF_MEMORY"
           : code == 803 ? "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
+          : code == 719 ? "CUDA_ERROR_LAUNCH_FAILED"
                         : "CUDA_ERROR_FAKE";
-  RETURN;
+  return 0;
 }
 Result cuGetErrorString(Result code, const char** text) {
   (void)code;
   *text = "said by the fake driver";
-  RETURN;
+  return 0;
 }
 Result cuInit(unsigned flags) {
   (void)flags;
@@ -69,7 +150,26 @@ Result cuDeviceTotalMem_v2(size_t* bytes, int device) {
 }
 Result cuDeviceGetAttribute(int* value, int attribute, int device) {
   (void)device;
-  *value = attribute == 16 ? 132 : attribute == 75 ? 9 : 0;
+  switch (attribute) {
+    case 16:  // multiprocessors
+      *value = 132;
+      break;
+    case 38:  // bytes of L2
+      *value = 50 << 20;
+      break;
+    case 75:  // compute capability, major; the minor is 0
+      *value = 9;
+      break;
+    case 97:  // shared memory per block
+      *value = 227 << 10;
+      break;
+    case 95:   // cooperative launch
+    case 120:  // clusters
+      *value = setting("FAKE_CUDA_CLUSTERS", 1);
+      break;
+    default:
+      *value = 0;
+  }
   RETURN;
 }
 Result cuDevicePrimaryCtxRetain(void** context, int device) {
@@ -109,18 +209,21 @@ Result cuMemFreeHost(void* pointer) {
 }
 Result cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, void* stream) {
   (void)stream;
-  memcpy((void*)(size_t)to, from, bytes);
-  RETURN;
+  CHECK;
+  begin((Work){.kind = COPY, .to = (void*)(size_t)to, .from = from, .bytes = bytes});
+  return 0;
 }
 Result cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, size_t bytes, void* stream) {
   (void)stream;
-  memcpy(to, (const void*)(size_t)from, bytes);
-  RETURN;
+  CHECK;
+  begin((Work){.kind = COPY, .to = to, .from = (const void*)(size_t)from, .bytes = bytes});
+  return 0;
 }
 Result cuMemsetD8Async(unsigned long long to, unsigned char value, size_t bytes, void* stream) {
   (void)stream;
-  memset((void*)(size_t)to, value, bytes);
-  RETURN;
+  CHECK;
+  begin((Work){.kind = FILL, .to = (void*)(size_t)to, .value = value, .bytes = bytes});
+  return 0;
 }
 Result cuStreamCreate(void** stream, unsigned flags) {
   (void)flags;
@@ -133,6 +236,90 @@ Result cuStreamDestroy_v2(void* stream) {
 }
 Result cuStreamSynchronize(void* stream) {
   (void)stream;
+  CHECK;
+  finish();
+  return 0;
+}
+Result cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
+  (void)stream, (void)event, (void)flags;
+  RETURN;
+}
+Result cuEventCreate(void** event, unsigned flags) {
+  (void)flags;
+  *event = (void*)3;
+  RETURN;
+}
+Result cuEventDestroy_v2(void* event) {
+  (void)event;
+  RETURN;
+}
+Result cuEventRecord(void* event, void* stream) {
+  (void)event, (void)stream;
+  RETURN;
+}
+Result cuEventRecordWithFlags(void* event, void* stream, unsigned flags) {
+  (void)event, (void)stream, (void)flags;
+  RETURN;
+}
+Result cuEventSynchronize(void* event) {
+  (void)event;
+  CHECK;
+  finish();
+  return 0;
+}
+Result cuEventQuery(void* event) {
+  (void)event;
+  CHECK;
+  return pending.first == NULL ? 0 : 600;  // not ready
+}
+Result cuEventElapsedTime(float* milliseconds, void* begin_event, void* end_event) {
+  (void)begin_event, (void)end_event;
+  *milliseconds = 0.5f;
+  RETURN;
+}
+Result cuStreamBeginCapture_v2(void* stream, int mode) {
+  (void)stream, (void)mode;
+  CHECK;
+  capturing = calloc(1, sizeof *capturing);
+  return 0;
+}
+Result cuStreamEndCapture(void* stream, void** graph) {
+  (void)stream;
+  *graph = capturing;
+  capturing = NULL;
+  RETURN;
+}
+Result cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long flags) {
+  (void)flags;
+  CHECK;
+  Graph* copy = calloc(1, sizeof *copy);
+  for (const Work* work = ((Graph*)graph)->first; work != NULL; work = work->next) put(copy, *work);
+  *exec = copy;
+  return 0;
+}
+Result cuGraphUpload(void* exec, void* stream) {
+  (void)exec, (void)stream;
+  RETURN;
+}
+Result cuGraphLaunch(void* exec, void* stream) {
+  (void)stream;
+  CHECK;
+  for (const Work* work = ((Graph*)exec)->first; work != NULL; work = work->next) begin(*work);
+  return 0;
+}
+static void discard(Graph* graph) {
+  for (Work *work = graph->first, *next; work != NULL; work = next) {
+    next = work->next;
+    free(work);
+  }
+  free(graph);
+}
+Result cuGraphDestroy(void* graph) {
+  discard(graph);
+  RETURN;
+}
+Result cuGraphExecDestroy(void* exec) {
+  discard(exec);
   RETURN;
 }
 Result cuLibraryLoadData(void** library, const void* image, int* options, void** values, unsigned n,
@@ -147,9 +334,10 @@ Result cuLibraryUnload(void* library) {
   RETURN;
 }
 Result cuLibraryGetKernel(void** kernel, void* library, const char* name) {
+  CHECK;
   if (strstr(library, name) == NULL) return 500;
   *kernel = strdup(name);  // never freed: handles live as long as the process
-  RETURN;
+  return 0;
 }
 Result cuKernelGetFunction(void** function, void* kernel) {
   *function = kernel;
@@ -161,27 +349,58 @@ Result cuFuncLoad(void* function) {
 }
 Result cuFuncGetAttribute(int* value, int attribute, void* function) {
   (void)attribute, (void)function;
-  *value = 256;
+  *value = setting("FAKE_CUDA_THREADS", 256);
   RETURN;
 }
 Result cuFuncSetAttribute(void* function, int attribute, int value) {
-  (void)function, (void)attribute, (void)value;
+  char line[128];
+  snprintf(line, sizeof line, "%s: attribute %d = %d", (const char*)function, attribute, value);
+  append("FAKE_CUDA_LOG", line);
   RETURN;
 }
-Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned block_x,
-                      unsigned block_y, unsigned block_z, unsigned shared, void* stream,
-                      void** arguments, void** extra) {
-  (void)block_y, (void)block_z, (void)stream, (void)extra;
-  const char* path = getenv("FAKE_CUDA_LOG");
-  FILE* log = path != NULL ? fopen(path, "a") : NULL;
-  if (log != NULL) {
-    fprintf(log, "%s %u %u %u %u %u\n", (const char*)function, x, y, z, block_x, shared);
-    fclose(log);
+
+typedef struct LaunchAttribute {
+  int id;
+  char padding[4];
+  unsigned words[16];
+} LaunchAttribute;
+
+typedef struct LaunchConfig {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  const LaunchAttribute* attributes;
+  unsigned n_attributes;
+} LaunchConfig;
+
+Result cuOccupancyMaxActiveClusters(int* clusters, void* function, const LaunchConfig* config) {
+  (void)function, (void)config;
+  *clusters = setting("FAKE_CUDA_OCCUPANCY", 1);
+  RETURN;
+}
+Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* function, int block,
+                                                   size_t shared) {
+  (void)function, (void)block, (void)shared;
+  *blocks = setting("FAKE_CUDA_OCCUPANCY", 1);
+  RETURN;
+}
+Result cuLaunchKernelEx(const LaunchConfig* config, void* function, void** arguments,
+                        void** extra) {
+  (void)extra;
+  CHECK;
+  Work work = {.kind = KERNEL};
+  int length =
+      snprintf(work.text, sizeof work.text, "%s %u %u %u %u %u", (const char*)function,
+               config->grid[0], config->grid[1], config->grid[2], config->block[0], config->shared);
+  for (unsigned i = 0; i < config->n_attributes; ++i) {
+    const LaunchAttribute* attribute = &config->attributes[i];
+    const char* names[] = {[2] = "cooperative", [4] = "cluster", [6] = "pdl"};
+    length += snprintf(work.text + length, sizeof work.text - (size_t)length, " %s=%u",
+                       names[attribute->id], attribute->words[0]);
   }
   if (strcmp(function, "store_dim") == 0) {
-    int* operand = (int*)(size_t)*(unsigned long long*)arguments[0];
-    const int* dim = (const int*)(size_t)*(unsigned long long*)arguments[1];
-    *operand = *dim;
+    work.to = (void*)(size_t)*(unsigned long long*)arguments[0];
+    work.from = (const void*)(size_t)*(unsigned long long*)arguments[1];
   }
-  RETURN;
+  begin(work);
+  return 0;
 }

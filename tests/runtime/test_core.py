@@ -26,19 +26,28 @@ def backend() -> core.CoreBackend:
 
 def launch(**changes: object) -> dict[str, object]:
     """residual_add of one row of 4: x at 0, residual at 256."""
-    spec: dict[str, object] = {
-        "name": "layers.0.add",
-        "op": "residual_add",
+    variant: dict[str, object] = {
+        "phase": 0,
+        "max_rows": 0,
         "kernel": "residual_add.x_f32",
         "image": -1,
-        "operands": [0, 256],
-        "dims": [1],
-        "constants": [4, 1.0],
         "grid": [],
         "block": 1,
         "shared": 0,
+        "cluster": 1,
+        "pdl": False,
+        "cooperative": False,
     }
-    return {**spec, **changes}
+    spec: dict[str, object] = {
+        "name": "layers.0.add",
+        "op": "residual_add",
+        "operands": [0, 256],
+        "dims": [1],
+        "constants": [4, 1.0],
+        "row_dim": 0,
+    }
+    variants = [{**variant, **{name: value for name, value in changes.items() if name in variant}}]
+    return {**spec, "variants": variants, **{name: value for name, value in changes.items() if name in spec}}
 
 
 def header(version: int = STEP_VERSION) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from tests.contract.inputs import normal, paged
 from tests.contract.test_moe_mlp import SIZES as MOE_SIZES
 from tests.contract.test_moe_mlp import inputs as moe_inputs
 from tests.contract.test_moe_mlp import moe
+from tests.runtime.test_core import launch
 
 Given = dict[str, np.ndarray[Any, Any]]
 
@@ -109,19 +109,7 @@ def adds(threads: int, launches: int) -> tuple[core.CoreBackend, int]:
     backend = core.cpu_backend(threads)
     backend.allocate(4096)
     backend.write(0, np.ones(4, np.float32))
-    launch: Mapping[str, Any] = {
-        "name": "add",
-        "op": "residual_add",
-        "kernel": "residual_add.x_f32",
-        "image": -1,
-        "operands": [0, 256],
-        "dims": [1],
-        "constants": [4, 1.0],
-        "grid": [],
-        "block": 1,
-        "shared": 0,
-    }
-    handle = backend._core.load([launch] * launches)
+    handle = backend._core.load([launch()] * launches)
     backend.begin_step(1024, memoryview(HEADER), 64)
     return backend, handle
 

@@ -31,13 +31,23 @@ def attempt(call):
 PROGRAM = """
 from atlas.runtime.step import HEADER_WORDS, STEP_VERSION
 
-def launch(**changes):
-    record = dict(name="layers.0.test", op="rms_norm", kernel="store_dim", image=0, operands=[512], dims=[1],
-                  constants=[], grid=[[0, 4, 2], [-1, 1, 3], [-1, 1, 1]], block=64, shared=0)
+def variant(**changes):
+    record = dict(phase=0, max_rows=0, kernel="store_dim", image=0, grid=[[0, 4, 2], [-1, 1, 3], [-1, 1, 1]],
+                  block=64, shared=0, cluster=1, pdl=False, cooperative=False)
     return {**record, **changes}
 
-def step(n_rows):
-    return struct.pack(f"{HEADER_WORDS}i", STEP_VERSION, n_rows, *[0] * (HEADER_WORDS - 2))
+def launch(variants=None, **changes):
+    # What is no field of a launch is one of its only variant.
+    record = dict(name="layers.0.test", op="rms_norm", operands=[512], dims=[1], constants=[], row_dim=0)
+    mine = {name: value for name, value in changes.items() if name not in record}
+    changes = {name: value for name, value in changes.items() if name in record}
+    return {**record, "variants": variants or [variant(**mine)], **changes}
+
+def header(n_rows, phase=0):
+    return [STEP_VERSION, n_rows, *[0] * (HEADER_WORDS - 3), phase]
+
+def step(n_rows, phase=0):
+    return struct.pack(f"{HEADER_WORDS}i", *header(n_rows, phase))
 
 backend = attempt(lambda: _core.cuda_backend(0))
 attempt(lambda: backend.load_images([b"store_dim other\\0"]))
@@ -194,8 +204,9 @@ def test_a_program_runs(fake_driver: Path, tmp_path: Path) -> None:
         ("backend.run(backend.load([launch()]), 0, 1)", "", "run() before begin_step()"),
         (
             "h = backend.load([launch()]); backend.begin_step(0, step(1), 64); backend.run(h, 0, 1)",
-            "cuLaunchKernel=701",
-            "launch layers.0.test of op rms_norm (kernel store_dim) failed with grid 2 x 3 x 1, block 64",
+            "cuLaunchKernelEx=701",
+            "launch layers.0.test of op rms_norm (kernel store_dim) failed with grid 2 x 3 x 1, block 64, cluster 1, "
+            "0 bytes of shared memory, dims [1], operands at arena bytes [512]: CUDA_ERROR_FAKE (701)",
         ),
         ("", "cuMemAlloc_v2=2", "the arena needs 0.00 GiB, free are 1.00 GiB of 8.00 GiB"),
         ("", "cuLibraryLoadData=209", "another architecture than compute capability 9.0"),

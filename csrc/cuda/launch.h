@@ -1,0 +1,66 @@
+// Kernels of device images, and launching them: everything is looked up, checked and set up at
+// load, so that a launch is a choice of variant, three multiplications and one call.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/program.h"
+#include "cuda/driver.h"
+
+namespace atlas {
+namespace cuda {
+
+struct LoadedVariant {
+  Variant spec;
+  Function function = nullptr;
+  LaunchAttribute attributes[3] = {};
+  unsigned n_attributes = 0;
+};
+
+// A launch whose kernels are loaded. `arguments` point into `addresses`: operands, then the words
+// of the step header that hold its dims.
+struct LoadedLaunch {
+  LoadedLaunch() = default;
+  LoadedLaunch(LoadedLaunch&&) = default;  // and no copy, whose arguments would be another's
+
+  LaunchSpec spec;
+  std::vector<LoadedVariant> variants;  // least max_rows first; any number of rows last
+  std::vector<DevicePointer> addresses;
+  std::vector<void*> arguments;
+};
+
+// The loaded device images and the kernels found in them.
+class Images {
+ public:
+  Images(const Driver& cuda, const CudaDevice& device) : cuda_(cuda), device_(device) {}
+
+  void load(const std::vector<std::string_view>& images);
+  void unload();
+
+  // Throws DeviceFault that names the launch and what this device or its images lack.
+  LoadedLaunch resolve(const LaunchSpec& spec, DevicePointer arena, size_t arena_bytes);
+
+ private:
+  Function find(const std::string& where, const Variant& variant);
+  LoadedVariant resolve(const std::string& where, const Variant& variant);
+  void check_cluster(const std::string& where, const LoadedVariant& variant) const;
+  void check_cooperative(const std::string& where, const LoadedVariant& variant) const;
+
+  const Driver& cuda_;
+  const CudaDevice& device_;
+  std::vector<Library> libraries_;
+  std::map<std::pair<int, std::string>, Function> functions_;
+};
+
+// Puts one launch on `stream`, for the step whose header is `header` and lies at `step` on the
+// device. An empty grid is left out. With `synchronous`, waits for it. Throws DeviceFault that
+// names kernel, op, geometry, dims and operands.
+void launch(const Driver& cuda, LoadedLaunch& launch, const int32_t* header, DevicePointer step,
+            Stream stream, bool synchronous);
+
+}  // namespace cuda
+}  // namespace atlas
