@@ -9,9 +9,9 @@ from atlas.models import sampling
 from atlas.models.family import FormatOf, ModelConfig
 from atlas.ops.gated_activation import GELU_ERF, GELU_TANH, SILU
 from atlas.runtime.program import Recorder, StepPrograms
-from atlas.targets.formats import INTEGER_FORMATS
+from atlas.targets.formats import INTEGER_FORMATS, plain_format
 from atlas.targets.layers import Layer
-from atlas.targets.quant import Recipe, plain_format
+from atlas.targets.quant import Recipe
 from atlas.targets.shape import KV_BLOCK_SIZE, Shape
 
 _ROWS = {"rows": "n_rows"}

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from atlas.models.family import FormatOf, WeightSource
 from atlas.targets import formats
-from atlas.targets.formats import FORMATS
-from atlas.targets.quant import DTYPE_BYTES, plain_format
+from atlas.targets.formats import FORMATS, INTEGER_FORMATS, ROLE_FORMATS, plain_format
+from atlas.targets.quant import DTYPE_BYTES
 from atlas.weights import Checkpoint
 
 _log = logging.getLogger(__name__)
@@ -33,14 +33,14 @@ def chooser(checkpoint: Checkpoint, sources: Mapping[str, WeightSource]) -> Form
             return role
         infos = [checkpoint.tensors[t] for t in sources[name].tensors if t in checkpoint.tensors]
         stored = [info.scheme.block_format() if info.scheme else None for info in infos]
-        exact = formats.common([s for s in stored if s]) if all(stored) else None
+        exact = formats.common([s for s in stored if s], ROLE_FORMATS[role]) if all(stored) else None
         if exact:
             return exact
         if mixed or role == "stored":
             for info in infos:
                 if info.scheme is not None:
                     dequantised[info.dtype] += math.prod(info.shape)
-                    _log.info("%s (%s) has no exact integer format here: kept as bf16", info.name, info.dtype)
+                    _log.info("%s (%s) has no exact format here: kept as bf16", info.name, info.dtype)
             return "bf16"
         return plain_format(role)
 
@@ -48,7 +48,7 @@ def chooser(checkpoint: Checkpoint, sources: Mapping[str, WeightSource]) -> Form
 
 
 def natural_quant(checkpoint: Checkpoint) -> str:
-    """The recipe that keeps most of a checkpoint as it is: int4 or int8 where it holds integer blocks, else bf16.
+    """The CPU's recipe that keeps most of a checkpoint as it is: int4 or int8 where it holds integer blocks, else bf16.
 
     Token table and head do not count: they keep their own format in each of these, and may outweigh a small
     model's layers (of Gemma 3 270M they are 63 %).
@@ -58,7 +58,8 @@ def natural_quant(checkpoint: Checkpoint) -> str:
         if len(info.shape) < 2 or info.name.endswith(_TABLES):
             continue
         stored = info.scheme.block_format() if info.scheme else None
-        elements[f"int{FORMATS[stored].bits}" if stored else "bf16"] += math.prod(info.shape)
+        integer = stored in INTEGER_FORMATS
+        elements[f"int{FORMATS[stored].bits}" if stored and integer else "bf16"] += math.prod(info.shape)
     if not elements or elements["bf16"] * 2 > elements.total():
         return "bf16"
     return max("int4", "int8", key=lambda name: elements[name])

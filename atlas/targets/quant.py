@@ -6,8 +6,12 @@ follows from the program recorded under the recipe, its *closure*; nothing lists
 A weight role's format is an element type, or a word for what depends on the checkpoint's tensor (decided
 per tensor by atlas/runtime/weight_formats.py):
 
-    int4, int8   the checkpoint's own integer blocks, never requantised; from plain floats made at load
-    stored       the checkpoint's own integer blocks, else bf16
+    int4, int4m, int8   the checkpoint's own integer blocks, never requantised; from plain floats made at load,
+                        int4 symmetric and int4m with a minimum in each group
+    fp8, nvfp4          the checkpoint's own codes and scales; from plain floats made at load
+    stored              the checkpoint's own integer blocks, else bf16
+
+atlas/targets/formats.py says which formats a buffer of such a role may get, and which one is made at load.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ class Recipe:
     largest error.
     Norm weights are always f32: they are tiny and enter every activation.
 
+    activations may be f8g128: rows are rounded to E4M3 before a product with weights of that format (`entering`).
     integer_activations: products with integer weights round their input to int8 in groups of 32 (op linear_a8).
     """
 
@@ -57,14 +62,21 @@ class Recipe:
     attention: str = "bf16"
     integer_activations: bool = False
 
+    def entering(self, weight: str) -> str:
+        """The dtype in which rows enter a product with a weight of dtype or format `weight`.
 
-def _weights(name: str, format: str) -> Recipe:
+        A weight that the checkpoint keeps in floats among quantised ones takes rows that are not rounded either.
+        """
+        return self.activations if self.activations in DTYPE_BYTES or weight == self.activations else "bf16"
+
+
+def _weights(name: str, format: str, activations: str = "bf16") -> Recipe:
     """A recipe that stores projections and experts in `format`, and the rest as `bf16` does.
 
     The head, the embedding and the router stay bf16: each is read once per step, and errors in
     them reach every token's logits or choice of experts.
     """
-    return Recipe(name, format, format, "bf16", "bf16", "bf16", "bf16", "bf16")
+    return Recipe(name, format, format, "bf16", "bf16", "bf16", activations, "bf16")
 
 
 QUANTS = {
@@ -72,7 +84,7 @@ QUANTS = {
     for recipe in (
         Recipe("f32", "f32", "f32", "f32", "f32", "f32", "f32", "f32", attention="f32"),
         Recipe("bf16", "bf16", "bf16", "bf16", "bf16", "bf16", "bf16", "bf16"),
-        _weights("fp8", "fp8"),
+        _weights("fp8", "fp8", activations="f8g128"),
         _weights("nvfp4", "nvfp4"),
         _weights("int4", "int4"),
         _weights("int8", "int8"),
@@ -83,8 +95,8 @@ QUANTS = {
 _CPU_QUANTS = {
     # Activations of norms and gates stay f32 where a GPU has bf16: they are rounded to int8 right before a
     # product, and one rounding is better than two. The head keeps the file's own format.
-    name: Recipe(name, name, "bf16", "stored", "f32", "stored", "f32", "bf16", integer_activations=True)
-    for name in ("int4", "int8")
+    name: Recipe(name, role, "bf16", "stored", "f32", "stored", "f32", "bf16", integer_activations=True)
+    for name, role in (("int4", "int4m"), ("int8", "int8"))
 }
 """What a recipe means on CPUs, where that differs: their integer dot products take int8 activations."""
 
@@ -107,8 +119,3 @@ def recipe(name: str, hardware_kind: str = "cuda") -> Recipe:
             "quant", f"unknown quant {name!r}", ", ".join(sorted(QUANTS)), f"nearest: {near[0]}" if near else ""
         )
     return _CPU_QUANTS.get(name, QUANTS[name]) if hardware_kind == "cpu" else QUANTS[name]
-
-
-def plain_format(role: str) -> str:
-    """The format of a weight role where no checkpoint is at hand: what load-time quantisation would make."""
-    return {"int4": "i4g32m", "int8": "i8g32", "stored": "bf16"}.get(role, role)

@@ -14,6 +14,7 @@ import numpy as np
 
 from atlas.errors import BuildError
 from atlas.targets.formats import FORMATS, GROUP, Format
+from atlas.weights import activations
 
 Array = np.ndarray[Any, Any]
 Code = Literal["i8", "u4", "e4m3", "e2m1"]
@@ -26,7 +27,11 @@ _E4M3_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).asty
 _DEQUANTIZED_ROWS = 32
 """Rows dequantised together: their float32 values (512 KB at 4,096 columns) stay in the cache between operations."""
 
-_NUMPY: dict[str, np.dtype[Any]] = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
+_NUMPY: dict[str, np.dtype[Any]] = {
+    "f16": np.dtype(np.float16),
+    "f32": np.dtype(np.float32),
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +60,14 @@ class Scheme:
     def block_format(self) -> str | None:
         """The smallest block format sure to hold such a tensor exactly; None where only dequantising keeps it.
 
-        A zero point or bias under a float32 scale becomes a minimum, which rounds a value once more (2^-24).
+        A zero point or bias under a float32 scale becomes a minimum, and a global scale that the file divides by
+        becomes a float32 factor: each rounds a value once more (2^-24).
         """
+        if self.code == "e4m3":
+            return None if self.group[1] % FORMATS["f8g128"].group else "f8g128"
+        if self.code == "e2m1":
+            fits = self.group == (1, FORMATS["nvfp4"].group) and self.scale == "e4m3" and self.global_scale
+            return "nvfp4" if fits else None
         if self.act_order or self.global_scale or self.scale not in ("f16", "bf16", "f32") or self.group[1] % GROUP:
             return None
         f16 = self.scale == "f16"
@@ -83,6 +94,7 @@ class QuantizedArray:
     minimums: float32, like scales, or None: value = code * scale + minimum.
     group_index: int32 [k], the group of each column where groups are not contiguous (GPTQ act-order), or None.
     global_scale: multiplies every scale (NVFP4).
+    row_scales: float32 [n], multiply every scale of their row (`to_format("nvfp4")`), or None.
     """
 
     code: Code
@@ -93,6 +105,7 @@ class QuantizedArray:
     minimums: Array | None = None
     group_index: Array | None = None
     global_scale: float = 1.0
+    row_scales: Array | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -113,6 +126,7 @@ class QuantizedArray:
             zeros=part(self.zeros),
             minimums=part(self.minimums),
             group=(1, self.group[1]),
+            row_scales=None if self.row_scales is None else self.row_scales[begin:end],
         )
 
     def dequantize(self) -> Array:
@@ -135,6 +149,8 @@ class QuantizedArray:
         if self.global_scale != 1.0:
             # In float64, so that a stored divisor's reciprocal gives the quotient rounded once.
             scales = (scales.astype(np.float64) * self.global_scale).astype(np.float32)
+        if self.row_scales is not None:
+            scales = scales * self.row_scales[:, None]
         zeros = None if self.zeros is None else self.zeros.astype(np.float32)
         for operation, array in ((np.subtract, zeros), (np.multiply, scales), (np.add, self.minimums)):
             if array is None:
@@ -153,33 +169,62 @@ class QuantizedArray:
     def to_format(self, name: str) -> QuantizedArray:
         """The same values with the codes, groups and scales of a block format.
 
-        Returns group (1, 32), scales that the format's dtype holds, a format's bias as zero points, and codes
-        padded to whole groups (`codes` then has more columns than the matrix; padding has the value 0 or is
+        Returns the format's groups of one row, scales that its dtype holds, an integer format's bias as zero points,
+        and codes padded to whole groups (`codes` then has more columns than the matrix; padding has the value 0 or is
         multiplied by nothing).
 
         Raises:
             BuildError: the format does not hold these values exactly (see `formats.EXACT_IN`).
         """
         format = FORMATS[name]
-        if self.code not in ("i8", "u4") or self.group_index is not None or self.global_scale != 1.0:
-            raise BuildError(f"format {name}", f"codes {self.code} with groups {self.group}", "integer codes in groups")
+        codes = {"integer": ("i8", "u4"), "e4m3": ("e4m3",), "e2m1": ("e2m1",)}[format.element]
+        odd = self.group_index is not None or (not format.row_scale and self.global_scale != 1.0)
+        if self.code not in codes or odd:
+            raise BuildError(
+                f"format {name}", f"codes {self.code} with groups {self.group}", f"codes {', '.join(codes)} in groups"
+            )
+        if self.group[1] % format.group and self.group[1] < self.shape[1]:
+            raise BuildError(
+                f"format {name}", f"groups of {self.group[1]} columns", f"a multiple of {format.group}"
+            )
+        if format.element == "integer":
+            return self._to_integer_format(format)
+        codes8, scales = self._padded(format), self._regroup(self.scales, format).astype(np.float32)
+        if not format.row_scale:
+            return QuantizedArray(self.code, codes8, scales, (1, format.group))
+        # A scale's sign moves into its codes, and codes that nothing multiplies become zeros: a kernel then meets
+        # positive scales only, and need not tell a zero from the smallest of them.
+        signs = np.where(np.signbit(scales), np.uint8(8), np.uint8(0))
+        codes8 = codes8 ^ np.repeat(signs, format.group, axis=1)
+        codes8[np.repeat(scales == 0, format.group, axis=1)] = 0
+        scales = np.abs(scales)
+        _hold(name, "scales", bool((scales.astype(_NUMPY[format.scale]).astype(np.float32) == scales).all()))
+        rows = np.full(len(codes8), self.global_scale, np.float32) if self.row_scales is None else self.row_scales
+        return QuantizedArray(self.code, codes8, scales, (1, format.group), row_scales=rows)
+
+    def _regroup(self, array: Array, format: Format) -> Array:
+        """Values per group as values per group of the format, of single rows."""
         n, k = self.shape
-        groups = -(-k // GROUP)
-        if self.group[1] % GROUP and self.group[1] < k:
-            raise BuildError(f"format {name}", f"groups of {self.group[1]} columns", f"a multiple of {GROUP}")
+        array = np.repeat(array, self.group[0], axis=0)[:n] if self.group[0] > 1 else array
+        times = -(-self.group[1] // format.group)
+        return array if times == 1 else np.repeat(array, times, axis=1)[:, : format.groups(k)]
 
-        def regroup(array: Array) -> Array:
-            array = np.repeat(array, self.group[0], axis=0)[:n] if self.group[0] > 1 else array
-            times = -(-self.group[1] // GROUP)
-            return array if times == 1 else np.repeat(array, times, axis=1)[:, :groups]
+    def _padded(self, format: Format) -> Array:
+        """The codes, zeros added to the last group."""
+        n, k = self.shape
+        if k % format.group == 0:
+            return self.codes
+        codes = np.zeros((n, format.groups(k) * format.group), self.codes.dtype)
+        codes[:, :k] = self.codes
+        return codes
 
-        codes = self.codes
-        if k % GROUP:
-            codes = np.zeros((n, groups * GROUP), codes.dtype)
-            codes[:, :k] = self.codes
-        scales = regroup(self.scales).astype(np.float32)
-        zeros = None if self.zeros is None else regroup(self.zeros)
-        minimums = None if self.minimums is None else regroup(self.minimums)
+    def _to_integer_format(self, format: Format) -> QuantizedArray:
+        """`to_format` for integer codes in groups that fit."""
+        name, k = format.name, self.shape[1]
+        codes = self._padded(format)
+        scales = self._regroup(self.scales, format).astype(np.float32)
+        zeros = None if self.zeros is None else self._regroup(self.zeros, format)
+        minimums = None if self.minimums is None else self._regroup(self.minimums, format)
         if format.minimum:
             if minimums is None:
                 minimums = np.zeros_like(scales) if zeros is None else -(zeros.astype(np.float32) * scales)
@@ -224,7 +269,14 @@ def concatenate(parts: list[QuantizedArray]) -> QuantizedArray:
 
     codes, scales = join("codes"), join("scales")
     assert codes is not None and scales is not None
-    return dataclasses.replace(parts[0], codes=codes, scales=scales, zeros=join("zeros"), minimums=join("minimums"))
+    return dataclasses.replace(
+        parts[0],
+        codes=codes,
+        scales=scales,
+        zeros=join("zeros"),
+        minimums=join("minimums"),
+        row_scales=join("row_scales"),
+    )
 
 
 def _hold(name: str, what: str, holds: bool) -> None:
@@ -241,6 +293,8 @@ def to_rows(array: QuantizedArray, name: str) -> Array:
         parts.append(blocks.zeros.astype(np.uint8))
     if blocks.minimums is not None:
         parts.append(_bytes(blocks.minimums, format.minimum))
+    if blocks.row_scales is not None:
+        parts.append(_bytes(blocks.row_scales[:, None], "f32"))
     return np.concatenate(parts, axis=1)
 
 
@@ -251,7 +305,8 @@ def _bytes(values: Array, dtype: str) -> Array:
 class BlockArray:
     """A matrix [n, k] in a block format, over the bytes of a row-major buffer [n, row_bytes].
 
-    Stands where an op's reference expects an array: `astype` dequantises, indexing selects rows.
+    Stands where an op's reference expects an array: `astype` dequantises, indexing selects rows, and assignment
+    rounds rows of activations to f8g128.
     """
 
     def __init__(self, raw: Array, format: Format, k: int) -> None:
@@ -268,20 +323,34 @@ class BlockArray:
         """Rows by slice or index array."""
         return BlockArray(self.raw[rows], self.format, self.k)
 
+    def __setitem__(self, rows: Any, values: Array) -> None:
+        """Write rows of float32 values, rounded (atlas/weights/activations.py)."""
+        if self.format != activations.FORMAT:
+            raise BuildError(
+                f"format {self.format.name}", "a kernel's output in it", activations.FORMAT.name + " or floats"
+            )
+        codes, scales = activations.quantize_activations(np.asarray(values, np.float32))
+        self.raw[rows] = np.concatenate([codes.view(np.uint8), _bytes(scales, "f32")], axis=1)
+
+    def copy(self) -> BlockArray:
+        return BlockArray(self.raw.copy(), self.format, self.k)
+
     def quantized(self) -> QuantizedArray:
         """Codes [n, k], scales and offsets [n, groups]."""
-        format, groups = self.format, -(-self.k // GROUP)
-        code_bytes = groups * GROUP * format.bits // 8
+        format, groups = self.format, self.format.groups(self.k)
+        code_bytes = groups * format.group * format.bits // 8
         codes = self.raw[:, :code_bytes]
         if format.bits == 4:
             codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(self.raw), 2 * code_bytes)
-        else:
+        elif format.element == "integer":
             codes = codes.view(np.int8)
+        else:
+            codes = codes.view(_NUMPY[format.element])
         position = code_bytes
 
-        def take(dtype: np.dtype[Any]) -> Array:
+        def take(dtype: np.dtype[Any], count: int = groups) -> Array:
             nonlocal position
-            begin, position = position, position + groups * dtype.itemsize
+            begin, position = position, position + count * dtype.itemsize
             return np.ascontiguousarray(self.raw[:, begin:position]).view(dtype)
 
         scales = take(_NUMPY[format.scale]).astype(np.float32)
@@ -289,8 +358,27 @@ class BlockArray:
         if format.bias:
             zeros = np.full(scales.shape, format.bias, np.int16)
         minimums = take(_NUMPY[format.minimum]).astype(np.float32) if format.minimum else None
-        code: Code = "i8" if format.signed else "u4"
-        return QuantizedArray(code, codes[:, : self.k], scales, (1, GROUP), zeros, minimums)
+        row_scales = take(_NUMPY["f32"], 1)[:, 0] if format.row_scale else None
+        return QuantizedArray(
+            code_of(format), codes[:, : self.k], scales, (1, format.group), zeros, minimums, row_scales=row_scales
+        )
+
+    def factors(self) -> tuple[Array, Array | None]:
+        """What a product with bf16 rows multiplies: a float32 matrix of bf16 numbers, and float32 factors by row.
+
+        x W^T is (x matrix^T) * factors. Of nvfp4 the matrix is code * scale, which bf16 holds exactly, and the
+        factors are the row scales; other formats have values rounded to bf16 once, and no factors.
+        """
+        array = self.quantized()
+        row_scales, array.row_scales = array.row_scales, None
+        return array.dequantize().astype(ml_dtypes.bfloat16).astype(np.float32), row_scales
 
     def astype(self, dtype: Any, copy: bool = False) -> Array:
         return self.quantized().dequantize().astype(dtype, copy=copy)
+
+
+def code_of(format: Format) -> Code:
+    """The codes of a format as `QuantizedArray` names them."""
+    if format.element == "integer":
+        return "i8" if format.signed else "u4"
+    return format.element

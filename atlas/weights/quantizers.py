@@ -11,6 +11,7 @@ an addition of vectors. Values that are not finite are refused by name.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, cast
@@ -19,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from atlas.errors import BuildError, CheckpointError
-from atlas.targets.formats import GROUP
+from atlas.targets.formats import FORMATS, GROUP
 from atlas.weights.quantized import E2M1, Array, QuantizedArray
 
 Scheme4 = Literal["symmetric", "zero", "minimum"]
@@ -70,7 +71,7 @@ def quantize_rows(values: Array, format: str, name: str = "weight") -> Quantized
 
     Args:
         values: [rows, k], float32 (or what converts to it exactly).
-        format: "i8g32", "i4g32" or "i4g32m" (atlas/targets/formats.py).
+        format: "i8g32", "i4g32", "i4g32m", "f8g128" or "nvfp4" (atlas/targets/formats.py).
         name: of the tensor, for errors.
 
     Raises:
@@ -83,7 +84,22 @@ def quantize_rows(values: Array, format: str, name: str = "weight") -> Quantized
         return quantize_int4(values, GROUP, "symmetric", "f16", name)
     if format == "i4g32m":
         return quantize_int4(values, GROUP, "minimum", "f16", name)
-    raise BuildError(f"format {format}", "nothing quantises floats to it", "i8g32, i4g32, i4g32m")
+    if format == "f8g128":
+        return quantize_fp8(values, (1, FORMATS[format].group), name)
+    if format == "nvfp4":
+        return _nvfp4_rows(values, name)
+    raise BuildError(f"format {format}", "nothing quantises floats to it", "i8g32, i4g32, i4g32m, f8g128, nvfp4")
+
+
+def _nvfp4_rows(values: Array, name: str) -> QuantizedArray:
+    """As `quantize_nvfp4`, each row with a global scale of its own, so that runs of rows can be quantised by themselves."""
+    limit = np.float32(E2M1_MAX * E4M3_MAX)
+    absmax = np.abs(values).max(axis=1, initial=0).astype(np.float32)
+    usable = np.isfinite(absmax) & (absmax >= limit * np.finfo(np.float32).tiny)
+    shared = np.where(usable, absmax / limit, np.float32(1)).astype(np.float32)
+    # Powers of two in the row scales would do as well, but these use all of the group scales' range.
+    array = quantize_nvfp4(np.asarray(values, np.float32) / shared[:, None], name, absmax=float(limit))
+    return dataclasses.replace(array, row_scales=shared)
 
 
 def quantize_int8(values: Array, size: int = 0, scale_dtype: str = "f32", name: str = "weight") -> QuantizedArray:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from atlas.targets.formats import FORMATS
+from atlas.targets.formats import FORMATS, INTEGER_FORMATS
 from tests.contract.harness import Case, case
 from tests.contract.inputs import blocks, normal
 
@@ -15,7 +15,7 @@ CASES = [
     for rows, seqs in ((1, 1), (7, 3), (130, 8))
 ] + [
     case("embedding", dtype, vocab=vocab, hidden=hidden, scale=scale, rows=rows, seqs=3, slots=9)
-    for dtype in FORMATS
+    for dtype in INTEGER_FORMATS
     for scale in (1.0, 0.7)
     for vocab, hidden, rows in ((320, 576, 33), (33, 71, 7))
 ]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from atlas.ops.linear_a8 import SMALLEST
-from atlas.targets.formats import FORMATS
+from atlas.targets.formats import FORMATS, INTEGER_FORMATS
 from atlas.weights.quantized import QuantizedArray
 from tests.contract.harness import Case, case
 from tests.contract.inputs import blocks, normal
@@ -14,12 +14,12 @@ _SHAPES = ((960, 576, 1), (17, 576, 7), (17, 72, 8), (1, 32, 3), (96, 576, 33), 
 CASES = [
     case("linear_a8", {"x": x, "weight": format}, n=n, k=k, rows=rows)
     for x, shapes in (("f32", _SHAPES), ("bf16", _SHAPES[1:3]))
-    for format in FORMATS
+    for format in INTEGER_FORMATS
     for n, k, rows in shapes
 ] + [
     case("linear_a8", {"x": x, "weight": format}, optional=("bias",), n=n, k=k, rows=rows)
     for x in ("f32", "bf16")
-    for format in FORMATS
+    for format in INTEGER_FORMATS
     for n, k, rows in _SHAPES[1:5:2]
 ]
 
@@ -34,7 +34,7 @@ def test_matches_reference(device, case: Case, rng) -> None:
     assert device.check(case, inputs(case, rng)) <= 1.0
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", INTEGER_FORMATS)
 def test_row_does_not_depend_on_the_batch(device, format: str, rng) -> None:
     """Bit for bit, for every number of rows that a tile may have, anywhere in a batch."""
     types = {"x": "f32", "weight": format}
@@ -49,7 +49,7 @@ def test_row_does_not_depend_on_the_batch(device, format: str, rng) -> None:
         assert actual.tobytes() == expected[begin : begin + rows].tobytes(), f"{rows} rows from {begin}"
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", INTEGER_FORMATS)
 def test_extreme_codes_do_not_saturate(device, format: str, rng) -> None:
     """Every sum as large as it can be, of either sign: int16 sums of products would overflow."""
     c = case("linear_a8", {"x": "f32", "weight": format}, n=33, k=96, rows=5)

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from atlas.targets.formats import INTEGER_FORMATS
 from tests import tiny_model
 from tests.models import run
 from tests.weights.quantized_files import LAYOUTS, write, write_model
 from tests.weights.test_schemes import EXACT_FORMATS
 
-BLOCK_FORMATS = {layout: format for layout, format in EXACT_FORMATS.items() if format is not None}
+BLOCK_FORMATS = {layout: format for layout, format in EXACT_FORMATS.items() if format in INTEGER_FORMATS}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

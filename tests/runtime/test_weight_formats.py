@@ -22,6 +22,10 @@ Q4_0 = Scheme("u4", (1, 32), "f16", bias=8)
 Q4_1 = Scheme("u4", (1, 32), "f16", minimum=True)
 Q8_0 = Scheme("i8", (1, 32), "f16")
 Q6_K = Scheme("i8", (1, 16), "f32")
+AWQ = Scheme("u4", (1, 128), "f16", zero=True)
+FP8_BLOCKS, FP8_TENSOR, MXFP8 = (Scheme("e4m3", group, "f32") for group in ((128, 128), (0, 0), (1, 32)))
+NVFP4 = Scheme("e2m1", (1, 16), "e4m3", global_scale=True)
+MXFP4 = Scheme("e2m1", (1, 32), "e8m0")
 FLOAT = None
 
 
@@ -50,20 +54,37 @@ def chosen(role: str, *parts: Scheme | None, beside: Scheme | None = FLOAT) -> s
         ("f32", [Q4_0], FLOAT, "f32"),
         ("bf16", [Q8_0], FLOAT, "bf16"),
         # Integer blocks stay as they are, whichever recipe; a joined buffer gets what holds all of its parts.
-        ("int4", [Q4_1], FLOAT, "i4g32m"),
+        ("int4m", [Q4_1], FLOAT, "i4g32m"),
         ("int8", [Q4_1, Q4_1], FLOAT, "i4g32m"),
-        ("int4", [Q8_0], FLOAT, "i8g32"),
-        ("int4", [Q4_0, Q8_0], FLOAT, "i8g32"),
-        ("int4", [Q4_0, Q4_1], FLOAT, "i4g32f"),
+        ("int4m", [Q8_0], FLOAT, "i8g32"),
+        ("int4m", [Q4_0, Q8_0], FLOAT, "i8g32"),
+        ("int4m", [Q4_0, Q4_1], FLOAT, "i4g32f"),
         ("stored", [Q8_0], FLOAT, "i8g32"),
+        # GPUs have kernels for fewer formats.
+        ("int4", [Q4_0], FLOAT, "i4g32"),
+        ("int4", [Q4_0, AWQ], FLOAT, "i4g32z"),
+        ("int4", [Q4_1], FLOAT, "i4g32m"),
+        ("int4", [Q4_0, Q4_1], FLOAT, "bf16"),
+        ("int4", [Q8_0], FLOAT, "bf16"),
+        ("fp8", [FP8_BLOCKS], FLOAT, "f8g128"),
+        ("fp8", [FP8_TENSOR, FP8_BLOCKS], FLOAT, "f8g128"),
+        ("fp8", [MXFP8], FLOAT, "bf16"),
+        ("nvfp4", [NVFP4, NVFP4], FLOAT, "nvfp4"),
+        ("nvfp4", [MXFP4], FLOAT, "bf16"),
+        ("fp8", [NVFP4], FLOAT, "bf16"),
+        ("int8", [FP8_TENSOR], FLOAT, "bf16"),
         # What no format holds exactly is dequantised, and never quantised again.
-        ("int4", [Q4_1, Q8_0], FLOAT, "bf16"),
-        ("int4", [Q6_K], FLOAT, "bf16"),
-        ("int4", [FLOAT], Q4_0, "bf16"),
+        ("int4m", [Q4_1, Q8_0], FLOAT, "bf16"),
+        ("int4m", [Q6_K], FLOAT, "bf16"),
+        ("int4m", [FLOAT], Q4_0, "bf16"),
         ("int8", [FLOAT, Q8_0], FLOAT, "bf16"),
+        ("fp8", [FLOAT], FP8_BLOCKS, "bf16"),
         # Only a checkpoint without any quantised tensor is quantised at load, and its head is not.
-        ("int4", [FLOAT], FLOAT, "i4g32m"),
+        ("int4m", [FLOAT], FLOAT, "i4g32m"),
         ("int8", [FLOAT, FLOAT], FLOAT, "i8g32"),
+        ("int4", [FLOAT], FLOAT, "i4g32"),
+        ("fp8", [FLOAT], FLOAT, "f8g128"),
+        ("nvfp4", [FLOAT], FLOAT, "nvfp4"),
         ("stored", [FLOAT], FLOAT, "bf16"),
     ],
 )
@@ -80,6 +101,7 @@ def test_the_natural_quant_keeps_most_of_the_checkpoint() -> None:
     assert natural(a=Q8_0, b=Q8_0, c=Q4_0, d=FLOAT) == "int8"
     assert natural(a=Q6_K, b=Q6_K, c=Q8_0) == "bf16"
     assert natural() == "bf16"
+    assert natural(a=FP8_BLOCKS, b=NVFP4) == "bf16"  # CPUs have no products of them
     # A table in floats, larger than the layers, does not make an integer checkpoint one of floats.
     tables = {"model.embed_tokens.weight": FLOAT, "lm_head.weight": FLOAT}
     assert natural(**tables, a=Q8_0) == "int8"

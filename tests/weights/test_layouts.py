@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from atlas.errors import BuildError
-from atlas.targets.formats import FORMATS
+from atlas.targets.formats import FORMATS, INTEGER_FORMATS
 from atlas.weights.layouts import LAYOUTS
 from tests.weights.test_quantized import random_array
 
@@ -40,7 +40,7 @@ def test_panel16(n: int, k: int, name: str) -> None:
     np.testing.assert_array_equal(layout.unpack(packed.reshape(-1), (n, k), name), array)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", INTEGER_FORMATS)
 @pytest.mark.parametrize("n, k", [(1, 1), (16, 32), (17, 576), (35, 72)])
 def test_panel16_of_block_formats(n: int, k: int, name: str) -> None:
     """Each code, scale and offset at the byte that the layout names, counted out here one by one."""

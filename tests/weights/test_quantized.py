@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import gguf
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -18,6 +19,16 @@ def random_array(name: str, n: int, k: int, group: int = 32) -> QuantizedArray:
     """What a checkpoint might hold that fits the format `name`, with groups of `group` columns."""
     rng = np.random.default_rng()
     format, groups = FORMATS[name], -(-k // group)
+    if format.element == "e4m3":
+        bits = rng.integers(0, 256, (n, k)).astype(np.uint8)
+        bits[bits & 0x7F == 0x7F] = 0x80  # the two NaN codes
+        scales = rng.uniform(1e-4, 1e-2, (n, groups)).astype(np.float32)
+        return QuantizedArray("e4m3", bits.view(ml_dtypes.float8_e4m3fn), scales, (1, group))
+    if format.element == "e2m1":
+        scales = rng.uniform(0, 448, (n, groups)).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        codes = rng.integers(0, 16, (n, k)).astype(np.uint8)
+        scale = float(np.float32(rng.uniform(1e-5, 1e-3)))
+        return QuantizedArray("e2m1", codes, scales, (1, group), global_scale=scale)
     scales = rng.uniform(1e-3, 1e-2, (n, groups)).astype(np.float16 if format.scale == "f16" else np.float32)
     codes = rng.integers(-128, 128, (n, k)) if format.signed else rng.integers(0, 16, (n, k))
     zeros = minimums = None
@@ -34,9 +45,10 @@ def random_array(name: str, n: int, k: int, group: int = 32) -> QuantizedArray:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("k, group", [(32, 32), (576, 32), (576, 64), (512, 128), (72, 32), (100, 128)])
-def test_every_exact_format_keeps_the_values(name: str, k: int, group: int) -> None:
-    array = random_array(name, 5, k, group)
+@pytest.mark.parametrize("k, groups", [(32, 1), (576, 1), (576, 2), (512, 4), (72, 1), (100, 4)])
+def test_every_exact_format_keeps_the_values(name: str, k: int, groups: int) -> None:
+    """Groups of as many columns as the format's, or multiples: 576 is no multiple of 128."""
+    array = random_array(name, 5, k, FORMATS[name].group * groups)
     expected = array.dequantize()
     for target in EXACT_IN[name]:
         stored = to_rows(array, target)
@@ -87,6 +99,105 @@ def test_what_a_format_cannot_hold_is_refused() -> None:
         to_rows(fine, "i8g32")
     with pytest.raises(BuildError, match="group"):
         to_rows(dataclasses.replace(fine, group_index=np.zeros(64, np.int32)), "i8g32f")
+    with pytest.raises(BuildError, match="groups of 64 columns; accepted: a multiple of 128"):
+        to_rows(random_array("f8g128", 4, 256, 64), "f8g128")
+    for scale in (0.3, np.nan):  # no E4M3 number
+        fp4 = random_array("nvfp4", 4, 64, 16)
+        fp4.scales[2, 1] = scale
+        with pytest.raises(BuildError, match="nvfp4: scales"):
+            to_rows(fp4, "nvfp4")
+
+
+def bytes_of(row: np.ndarray[Any, Any], begin: int, dtype: Any, count: int) -> np.ndarray[Any, Any]:
+    return row[begin : begin + count * np.dtype(dtype).itemsize].view(dtype).astype(np.float32)
+
+
+@pytest.mark.parametrize("k", [16, 100, 576, 1024])
+def test_stored_rows_of_f8g128_and_nvfp4_are_what_the_formats_say(k: int) -> None:
+    """Codes, scales and row scales read back from their bytes one group at a time."""
+    fp8, fp4 = random_array("f8g128", 3, k, 128), random_array("nvfp4", 3, k, 16)
+    for array, name in ((fp8, "f8g128"), (fp4, "nvfp4")):
+        stored, expected = to_rows(array, name), array.dequantize()
+        group = FORMATS[name].group
+        groups = -(-k // group)
+        for row, values in zip(stored, expected, strict=True):
+            if name == "f8g128":
+                codes = bytes_of(row, 0, ml_dtypes.float8_e4m3fn, groups * 128)
+                scales = bytes_of(row, groups * 128, np.float32, groups)
+            else:
+                table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+                packed = row[: groups * 8]
+                codes = table[np.stack([packed & 15, packed >> 4], 1).reshape(-1)]
+                scales = bytes_of(row, groups * 8, ml_dtypes.float8_e4m3fn, groups)
+                scales = scales * bytes_of(row, groups * 9, np.float32, 1)
+            np.testing.assert_array_equal((codes * np.repeat(scales, group))[:k], values)
+            assert not codes[k:].any()
+
+
+def test_signs_of_fp4_scales_move_into_the_codes() -> None:
+    array = random_array("nvfp4", 6, 128, 16)
+    array.scales[1], array.scales[2], array.scales[3] = -array.scales[1], 0, -0.0
+    stored = array.to_format("nvfp4")
+    assert not np.signbit(stored.scales).any()
+    assert not stored.codes[2:4].any()
+    np.testing.assert_array_equal(stored.dequantize(), array.dequantize())
+
+
+def test_factors_are_bf16_numbers() -> None:
+    """nvfp4's are exact; other formats' are their values rounded once."""
+    for name in ("nvfp4", "i4g32", "i4g32z", "i4g32m"):
+        array = random_array(name, 7, 96, FORMATS[name].group)
+        matrix, scales = BlockArray(to_rows(array, name), FORMATS[name], 96).factors()
+        np.testing.assert_array_equal(matrix.astype(ml_dtypes.bfloat16).astype(np.float32), matrix)
+        if name == "nvfp4":
+            assert scales is not None
+            assert (scales == np.float32(array.global_scale)).all()
+            expected = dataclasses.replace(array, global_scale=1.0).dequantize()
+        else:
+            assert scales is None
+            expected = array.dequantize().astype(ml_dtypes.bfloat16).astype(np.float32)
+        np.testing.assert_array_equal(matrix, expected)
+
+
+@pytest.mark.parametrize("k", [128, 200, 576])
+def test_rows_of_activations(k: int) -> None:
+    """What assignment to a buffer of f8g128 leaves, one group at a time in float64 beside a search over all codes."""
+    rng = np.random.default_rng()
+    x = (rng.standard_normal((9, k)) * 10.0 ** rng.integers(-6, 6, (9, 1))).astype(np.float32)
+    x[3, :128] = 0
+    x[4] = -0.0
+    x[5] *= np.float32(1e-38)
+    x[6, 7] = np.nan
+    x[7, k - 1] = np.inf
+    raw = np.full((12, FORMATS["f8g128"].row_bytes(k)), 0xFF, np.uint8)
+    out = BlockArray(raw, FORMATS["f8g128"], k)
+    out[:9] = x
+    assert (raw[9:] == 0xFF).all()
+    groups = -(-k // 128)
+    table = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)  # 0 .. 448
+    for row in range(9):
+        codes = raw[row, : groups * 128].view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+        scales = raw[row, groups * 128 :].view(np.float32)
+        for g in range(groups):
+            part = np.zeros(128, np.float32)
+            part[: min(128, k - 128 * g)] = x[row, 128 * g : 128 * g + 128]
+            found = codes[128 * g : 128 * g + 128]
+            largest = np.abs(part).max()
+            if not np.isfinite(largest):
+                assert np.isnan(scales[g]) and not found.any()
+            elif largest < 2.0**-100:
+                assert scales[g] == 0 and not found.any()
+            else:
+                assert scales[g] == np.float32(largest / np.float32(448))
+                scaled = (part * np.float32(np.float32(448) / largest)).astype(np.float64)
+                distance = np.abs(table[None] - np.abs(scaled)[:, None])
+                nearest = distance.min(1)
+                np.testing.assert_array_equal(np.abs(np.abs(found) - np.abs(scaled)), nearest)
+                assert (np.sign(found) * np.sign(scaled) >= 0).all()
+                tie = (distance == nearest[:, None]).sum(1) > 1
+                assert (np.abs(found[tie]).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).view(np.uint8) % 2 == 0).all()
+    with pytest.raises(BuildError, match="nvfp4"):
+        BlockArray(np.zeros((2, FORMATS["nvfp4"].row_bytes(k)), np.uint8), FORMATS["nvfp4"], k)[:1] = x[:1]
 
 
 def test_blocks_per_tensor_and_shared_by_rows() -> None:
@@ -107,3 +218,7 @@ def test_common_format() -> None:
     assert common(["i4g32m", "i4g32"]) == "i4g32f"
     assert common(["i4g32m", "i8g32"]) is None
     assert common([]) is None
+    assert common(["i4g32", "i4g32z"], ["i4g32", "bf16"]) is None
+    assert common(["i4g32"], ["i4g32z", "i8g32"]) == "i4g32z"
+    assert common(["f8g128", "f8g128"]) == "f8g128"
+    assert common(["f8g128", "nvfp4"]) is None
