@@ -9,7 +9,7 @@ from atlas.ops.op import EXACT, FLOAT, Arrays, Constants, Op, Operand, store
 
 
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
-    """out[r] = x[r] in format f8g128, whose rounding atlas/targets/formats.py defines bit for bit."""
+    """out[r] = x[r] in format f8g128, whose rounding atlas/weights/activations.py defines bit for bit."""
     rows = dims["rows"]
     store(arrays["out"], rows, arrays["x"][:rows].astype(np.float32))
 

@@ -3,7 +3,8 @@
 A matrix [n, k] in a block format stores codes, and per row and group of columns a scale and maybe an
 offset. Row-major storage keeps each row whole, `[codes | scales | offsets | row scale]`, so that rows can be
 packed and read independently; the last group is stored whole, filled up with zeros. Kernels may ask for another
-layout (atlas/weights/layouts.py). `Format` says what a code means; the NumPy side is atlas/weights/quantized.py.
+layout (atlas/weights/layouts.py). `Format` says what a code means; the NumPy side is atlas/weights/quantized.py, and
+how activations are rounded to f8g128 stands in atlas/weights/activations.py.
 Standard library only.
 """
 

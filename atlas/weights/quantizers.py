@@ -92,12 +92,11 @@ def quantize_rows(values: Array, format: str, name: str = "weight") -> Quantized
 
 
 def _nvfp4_rows(values: Array, name: str) -> QuantizedArray:
-    """As `quantize_nvfp4`, each row with a global scale of its own, so that runs of rows can be quantised by themselves."""
+    """As `quantize_nvfp4`, but each row has its own global scale, so that a run of rows needs no other rows."""
     limit = np.float32(E2M1_MAX * E4M3_MAX)
     absmax = np.abs(values).max(axis=1, initial=0).astype(np.float32)
     usable = np.isfinite(absmax) & (absmax >= limit * np.finfo(np.float32).tiny)
     shared = np.where(usable, absmax / limit, np.float32(1)).astype(np.float32)
-    # Powers of two in the row scales would do as well, but these use all of the group scales' range.
     array = quantize_nvfp4(np.asarray(values, np.float32) / shared[:, None], name, absmax=float(limit))
     return dataclasses.replace(array, row_scales=shared)
 

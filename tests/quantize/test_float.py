@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from atlas.errors import CheckpointError
-from atlas.weights.quantizers import e2m1_codes, quantize_fp8, quantize_nvfp4
+from atlas.weights.quantizers import e2m1_codes, quantize_fp8, quantize_nvfp4, quantize_rows
 
 Array = np.ndarray[Any, Any]
 
@@ -104,6 +104,23 @@ def test_nvfp4_error_on_gaussian_data() -> None:
     for reciprocal in (False, True):
         error = quantize_nvfp4(values, reciprocal=reciprocal).dequantize() - values
         assert float((error**2).mean()) == pytest.approx(0.00904, rel=0.01)
+
+
+def test_rows_made_at_load_have_scales_of_their_own() -> None:
+    """nvfp4: as the definition has it for each row alone, also of zeros; fp8: a scale per 128 columns."""
+    values = np.random.default_rng().standard_normal((5, 200)).astype(np.float32)
+    values *= np.array([1, 1e-3, 0, 1e4, 1e-30], np.float32)[:, None]
+    back = quantize_rows(values, "nvfp4").dequantize()
+    for row in range(5):
+        alone = quantize_nvfp4(values[row : row + 1]).dequantize()
+        # The row is divided by its scale before it is quantised, which may tip a tie.
+        assert np.isclose(back[row], alone[0], rtol=1e-6, atol=0).mean() > 0.98
+        assert np.abs(back[row] - values[row]).max() <= np.abs(values[row]).max() / 6 * 1.07
+    fp8 = quantize_rows(values, "f8g128")
+    assert fp8.group == (1, 128)
+    for begin, end in ((0, 128), (128, 200)):
+        one = quantize_fp8(values[:, begin:end], (1, 0))
+        np.testing.assert_array_equal(fp8.dequantize()[:, begin:end], one.dequantize())
 
 
 def test_nvfp4_reciprocal_is_what_a_reader_divides_by() -> None:

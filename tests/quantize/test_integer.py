@@ -16,6 +16,8 @@ from atlas.weights.quantizers import quantize_int4, quantize_int8, quantize_rows
 SCHEMES = ("symmetric", "zero", "minimum")
 Array = np.ndarray[Any, Any]
 
+MADE_AT_LOAD = ("i8g32", "i4g32", "i4g32m", "f8g128", "nvfp4")
+
 
 def matrix(n: int, k: int) -> Array:
     """Rows of different sizes, some heavy-tailed, some one-sided."""
@@ -109,7 +111,7 @@ def test_int8_groups_are_gguf_q8_0() -> None:
     assert squared_error(array, values).sum() <= ((theirs - values.astype(np.float64)) ** 2).sum()
 
 
-@pytest.mark.parametrize("format", ["i8g32", "i4g32", "i4g32m"])
+@pytest.mark.parametrize("format", MADE_AT_LOAD)
 @pytest.mark.parametrize("k", [32, 96, 100, 576])
 def test_block_formats_hold_what_is_made_for_them(format: str, k: int) -> None:
     values = matrix(5, k)
@@ -118,7 +120,7 @@ def test_block_formats_hold_what_is_made_for_them(format: str, k: int) -> None:
     np.testing.assert_array_equal(stored.astype(np.float32), array.dequantize())
 
 
-@pytest.mark.parametrize("format", ["i8g32", "i4g32", "i4g32m"])
+@pytest.mark.parametrize("format", MADE_AT_LOAD)
 def test_a_row_depends_on_no_other_row(format: str) -> None:
     values = matrix(300, 320)
     whole = quantize_rows(values, format)
@@ -126,6 +128,7 @@ def test_a_row_depends_on_no_other_row(format: str) -> None:
         part = quantize_rows(values[begin:end], format)
         np.testing.assert_array_equal(part.codes, whole.codes[begin:end])
         np.testing.assert_array_equal(part.scales, whole.scales[begin:end])
+        np.testing.assert_array_equal(part.dequantize(), whole.dequantize()[begin:end])
 
 
 @pytest.mark.parametrize("scheme", (*SCHEMES, "int8"))
@@ -157,7 +160,7 @@ def test_subnormal_and_huge_values(scheme: str, size: float) -> None:
         assert (error**2).sum() < 0.02 * (unit**2).sum()
 
 
-@pytest.mark.parametrize("format", ["i8g32", "i4g32", "i4g32m"])
+@pytest.mark.parametrize("format", MADE_AT_LOAD)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_are_refused_by_name(format: str, bad: float) -> None:
     values = matrix(300, 320)

@@ -161,7 +161,7 @@ def test_factors_are_bf16_numbers() -> None:
 
 @pytest.mark.parametrize("k", [128, 200, 576])
 def test_rows_of_activations(k: int) -> None:
-    """What assignment to a buffer of f8g128 leaves, one group at a time in float64 beside a search over all codes."""
+    """What a buffer of f8g128 holds of rows, one group at a time in float64 beside a search over all codes."""
     rng = np.random.default_rng()
     x = (rng.standard_normal((9, k)) * 10.0 ** rng.integers(-6, 6, (9, 1))).astype(np.float32)
     x[3, :128] = 0
@@ -171,7 +171,7 @@ def test_rows_of_activations(k: int) -> None:
     x[7, k - 1] = np.inf
     raw = np.full((12, FORMATS["f8g128"].row_bytes(k)), 0xFF, np.uint8)
     out = BlockArray(raw, FORMATS["f8g128"], k)
-    out[:9] = x
+    out.store(9, x)
     assert (raw[9:] == 0xFF).all()
     groups = -(-k // 128)
     table = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)  # 0 .. 448
@@ -195,9 +195,11 @@ def test_rows_of_activations(k: int) -> None:
                 np.testing.assert_array_equal(np.abs(np.abs(found) - np.abs(scaled)), nearest)
                 assert (np.sign(found) * np.sign(scaled) >= 0).all()
                 tie = (distance == nearest[:, None]).sum(1) > 1
-                assert (np.abs(found[tie]).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).view(np.uint8) % 2 == 0).all()
+                assert (
+                    np.abs(found[tie]).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).view(np.uint8) % 2 == 0
+                ).all()
     with pytest.raises(BuildError, match="nvfp4"):
-        BlockArray(np.zeros((2, FORMATS["nvfp4"].row_bytes(k)), np.uint8), FORMATS["nvfp4"], k)[:1] = x[:1]
+        BlockArray(np.zeros((2, FORMATS["nvfp4"].row_bytes(k)), np.uint8), FORMATS["nvfp4"], k).store(1, x[:1])
 
 
 def test_blocks_per_tensor_and_shared_by_rows() -> None:
