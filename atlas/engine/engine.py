@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
+from collections import deque
 
 import numpy as np
 
@@ -11,17 +13,30 @@ from atlas.engine.kv_cache import BlockPool
 from atlas.engine.messages import FinishReason, SamplingParams, SequenceOutput, Stats, TokenLogprobs
 from atlas.engine.sampling import check
 from atlas.engine.sampling_state import bias_row, count_row, token_mask
-from atlas.engine.scheduler import Scheduler
+from atlas.engine.scheduler import Plan, Scheduler
 from atlas.engine.sequence import Sequence
 from atlas.engine.step_builder import LogitRow, fill
 from atlas.errors import RequestError
+from atlas.runtime.flight import InFlight
 from atlas.runtime.runner import Logprobs, Runner
 
 _log = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A submitted step and the logit rows whose results it will bring."""
+
+    in_flight: InFlight
+    rows: list[LogitRow]
+
+
 class Engine:
-    """Serves sequences with one runner. Not thread-safe: its owner calls it from one loop."""
+    """Serves sequences with one runner. Not thread-safe: its owner calls it from one loop.
+
+    Where the runner can work ahead (`Runner.ahead`), a step is submitted before the tokens of the one before it
+    are known: they reach it on the device. So a sequence that a stop token ends has one row computed in vain.
+    """
 
     def __init__(self, runner: Runner) -> None:
         limits = runner.limits
@@ -29,15 +44,23 @@ class Engine:
         self.pool = BlockPool(limits.n_blocks)
         max_seqs = min(limits.n_seqs, limits.n_logits)
         self.scheduler = Scheduler(
-            self.pool, limits.n_rows, max_seqs, limits.n_slots, limits.n_logits, runner.config.rope_set
+            self.pool,
+            limits.n_rows,
+            max_seqs,
+            limits.n_slots,
+            limits.n_logits,
+            runner.config.rope_set,
+            runner.max_context,
+            runner.decode_rows,
         )
         self.steps = 0
         self._sequences: dict[str, Sequence] = {}
+        self._submitted: deque[_Step] = deque()
 
     @property
     def busy(self) -> bool:
-        """Some request is unfinished."""
-        return bool(self._sequences)
+        """Some request is unfinished, or the device is."""
+        return bool(self._sequences or self._submitted)
 
     def add(self, request_id: str, prompt: list[int], sampling: SamplingParams) -> None:
         """Queue a request.
@@ -68,19 +91,42 @@ class Engine:
             self.scheduler.remove(sequence)
 
     def step(self) -> list[SequenceOutput]:
-        """Run one step and return what it produced."""
-        chunks = self.scheduler.schedule()
-        if not chunks:
-            return []
-        for chunk in chunks:
+        """Submit the next step, if there is one, and return what the oldest one produced once enough are in flight."""
+        plan = self.scheduler.schedule(drained=not self._submitted)
+        if plan is not None and plan.chunks:
+            self._submit(plan)
+            if len(self._submitted) <= self.runner.ahead:
+                return []
+        return self._collect() if self._submitted else []
+
+    def _submit(self, plan: Plan) -> None:
+        for chunk in plan.chunks:
             self._prepare_slot(chunk.sequence)
-        rows = fill(self.runner.block, chunks)
-        self.runner.forward()
-        results = self._sample(rows)
+        rows = fill(self.runner.block, plan.chunks, plan.phase)
+        vocab = self.runner.config.shape.vocab_size
+        masks = [token_mask(row.sequence, vocab) for row in rows if row.mask is not None]
+        logprobs = any(row.n_top is not None for row in rows)
+        in_flight = self.runner.submit(np.stack(masks) if masks else None, logprobs)
+        self._submitted.append(_Step(in_flight, rows))
         self.steps += 1
-        for chunk in chunks:
-            chunk.sequence.computed += chunk.rows
-        groups = itertools.groupby(zip(rows, *results, strict=True), key=lambda result: result[0].sequence)
+        for chunk in plan.chunks:
+            sequence, samples = chunk.sequence, chunk.samples
+            sequence.computed += chunk.rows
+            if samples:
+                sequence.in_flight += 1
+                sequence.last_token_on_device = True
+
+    def _collect(self) -> list[SequenceOutput]:
+        """Wait for the oldest step. What it brings to a request that has ended meanwhile is dropped."""
+        step = self._submitted.popleft()
+        tokens, logprobs = self.runner.collect(step.in_flight)
+        results = []
+        for i, (row, token) in enumerate(zip(step.rows, tokens.tolist(), strict=True)):
+            if row.target is None:
+                row.sequence.in_flight -= 1
+            if self._sequences.get(row.sequence.request_id) is row.sequence:
+                results.append((row, token, _report(logprobs, i, row, token) if logprobs is not None else None))
+        groups = itertools.groupby(results, key=lambda result: result[0].sequence)
         return [self._output(sequence, list(group)) for sequence, group in groups]
 
     def _prepare_slot(self, sequence: Sequence) -> None:
@@ -93,22 +139,6 @@ class Engine:
         if sequence.sampling.penalises:
             self.runner.write_slot("token_count", sequence.slot, count_row(sequence, vocab))
         sequence.slot_ready = True
-
-    def _sample(self, rows: list[LogitRow]) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """Run the sample program. The token of each row, and what was asked about it."""
-        if not rows:
-            self.runner.backend.synchronize()  # the device must be done with the block before it is refilled
-            return [], []
-        vocab = self.runner.config.shape.vocab_size
-        # Made while the device may still compute the logits.
-        masks = [token_mask(row.sequence, vocab) for row in rows if row.mask is not None]
-        if masks:
-            self.runner.deliver_mask(np.stack(masks))
-        tokens = self.runner.sample().tolist()
-        if all(row.n_top is None for row in rows):
-            return tokens, [None] * len(rows)
-        logprobs = self.runner.logprobs()
-        return tokens, [_report(logprobs, i, row, tokens[i]) for i, row in enumerate(rows)]
 
     def _output(self, sequence: Sequence, results: list[tuple[LogitRow, int, TokenLogprobs | None]]) -> SequenceOutput:
         """What a step's rows of one sequence mean for it."""
@@ -134,11 +164,13 @@ class Engine:
             self._finish(sequence)
             return SequenceOutput(sequence.request_id, [], "length", prompt_logprobs=prompt)
         sequence.tokens.append(token)
-        sequence.last_token_on_device = True
         reason: FinishReason | None = None
         if token in params.stop_token_ids:
             reason = "stop"
-        elif sequence.generated >= params.max_tokens or len(sequence.tokens) >= self.runner.max_context:
+        elif (
+            len(sequence.tokens) - sequence.prompt_length >= params.max_tokens
+            or len(sequence.tokens) >= self.runner.max_context
+        ):
             reason = "length"
         if reason:
             self._finish(sequence)

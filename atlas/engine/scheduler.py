@@ -4,6 +4,10 @@ Continuous batching: every step takes one row of each decoding sequence first, t
 the row budget with prompt chunks, first come first served. A sequence that finds no free KV block
 preempts the one admitted last, which is computed again later from its tokens: its text is the same,
 since every kernel computes a row alike in any batch and chunk.
+
+Where kernels differ between prompt rows and rows of generated tokens (a backend with phases), a step has rows
+of one kind, prefill and decode steps take turns, and a sequence that is computed again has each of its tokens
+computed by the kind of step that computed it first: so its text is the same there too.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from collections.abc import Callable
 
 from atlas.engine.kv_cache import BlockPool
 from atlas.engine.sequence import Sequence
+from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +31,19 @@ class Chunk:
     @property
     def samples(self) -> bool:
         """The chunk reaches the end of the tokens, so the next token is sampled."""
-        return self.sequence.computed + self.rows == len(self.sequence.tokens)
+        return self.sequence.computed + self.rows == self.sequence.length
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A step: its chunks, and the phase whose kernels run it."""
+
+    chunks: list[Chunk]
+    phase: int = PHASE_PREFILL
+
+
+class _InFlightError(Exception):
+    """What has to be done needs tokens that the host has not seen."""
 
 
 class Scheduler:
@@ -34,6 +51,8 @@ class Scheduler:
 
     max_logits: rows of one step whose logits can be computed, at least `max_seqs`.
     rope_set: a sequence's length -> which RoPE frequencies all its positions use.
+    max_context: tokens of one sequence.
+    decode_rows: rows of one decode step, on a backend with phases; 0: rows of all kinds share steps.
     """
 
     def __init__(
@@ -44,9 +63,12 @@ class Scheduler:
         n_slots: int,
         max_logits: int,
         rope_set: Callable[[int], int] = lambda length: 0,
+        max_context: int = 2**31,
+        decode_rows: int = 0,
     ) -> None:
         self.pool, self.max_rows, self.max_seqs, self.max_logits = pool, max_rows, max_seqs, max_logits
-        self._rope_set = rope_set
+        self._rope_set, self._max_context, self._decode_rows = rope_set, max_context, decode_rows
+        self._prefilled_last = False
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
@@ -65,28 +87,66 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
 
-    def schedule(self) -> list[Chunk]:
-        """The chunks of the next step; empty when there is nothing to do.
+    def schedule(self, drained: bool = True) -> Plan | None:
+        """The next step; without chunks when there is nothing to do.
 
         KV blocks for every chunk are allocated on return.
+
+        drained: no submitted step's tokens are unknown. A preemption has to know them, so where one is needed and
+            some are not, the result is None: collect them and ask again.
         """
+        try:
+            self._turn_ropes(drained)
+            return self._plan(drained)
+        except _InFlightError:
+            return None
+
+    def _turn_ropes(self, drained: bool) -> None:
+        """Restart sequences whose last token changed the RoPE frequencies of all."""
         for sequence in self.running:
             # Frequencies follow from the length at the end of the step. Where the last token changes them, a
             # fresh prefill would turn every key otherwise than the cached ones are.
-            if (rope_set := self._rope_set(len(sequence.tokens))) != sequence.rope_set:
+            if (rope_set := self._rope_set(sequence.length)) != sequence.rope_set:
+                if not drained:
+                    raise _InFlightError
                 sequence.rope_set = rope_set
                 sequence.restart()
-        chunks: list[Chunk] = []
-        for sequence in [s for s in self.running if s.pending == 1]:
-            if sequence.slot >= 0 and self._reserve(sequence, 1, chunks):
-                chunks.append(Chunk(sequence, 1))
-        for sequence in [s for s in self.running if s.pending > 1]:
-            rows = self._fit(sequence, chunks)
-            if rows > 0 and sequence.slot >= 0 and self._reserve(sequence, rows, chunks):
+
+    def _plan(self, drained: bool) -> Plan:
+        running = [s for s in self.running if not s.complete and s.length < self._max_context]
+        if not self._decode_rows:
+            chunks: list[Chunk] = []
+            self._continue([s for s in running if s.pending == 1], chunks, drained)
+            self._continue([s for s in running if s.pending > 1], chunks, drained)
+            self._admit(chunks)
+            return Plan(chunks)
+        decoding = [s for s in running if s.computed >= s.prompt_length]
+        phases = [PHASE_DECODE, PHASE_PREFILL] if self._prefilled_last and decoding else [PHASE_PREFILL, PHASE_DECODE]
+        for phase in phases:
+            chunks = []
+            if phase == PHASE_DECODE:
+                # Preempted by a phase that came to nothing: no longer running.
+                self._continue([s for s in decoding if s.slot >= 0], chunks, drained, self._decode_rows)
+            else:
+                self._continue([s for s in running if s.computed < s.prompt_length], chunks, drained)
+                self._admit(chunks)
+            if chunks:
+                self._prefilled_last = phase == PHASE_PREFILL
+                return Plan(chunks, phase)
+        return Plan([])
+
+    def _continue(self, sequences: list[Sequence], chunks: list[Chunk], drained: bool, max_rows: int = 0) -> None:
+        """Chunks of running sequences, as far as rows, logit rows and KV blocks reach."""
+        for sequence in sequences:
+            rows = self._fit(sequence, chunks, max_rows or self.max_rows)
+            if rows > 0 and sequence.slot >= 0 and self._reserve(sequence, rows, chunks, drained):
                 chunks.append(Chunk(sequence, rows))
+
+    def _admit(self, chunks: list[Chunk]) -> None:
+        """Chunks of waiting sequences, as long as the next one finds room."""
         while self.waiting and self._slots and len(self.running) < self.max_seqs:
             sequence = self.waiting[0]
-            rows = self._fit(sequence, chunks)
+            rows = self._fit(sequence, chunks, self.max_rows)
             # The whole prompt must fit now, or a half-prefilled sequence would soon be preempted.
             if rows == 0 or sequence.blocks_missing(sequence.pending) > self.pool.free:
                 break
@@ -95,20 +155,24 @@ class Scheduler:
             self.running.append(sequence)
             sequence.blocks += self.pool.allocate(sequence.blocks_missing(rows))
             chunks.append(Chunk(sequence, rows))
-        return chunks
 
-    def _fit(self, sequence: Sequence, chunks: list[Chunk]) -> int:
+    def _fit(self, sequence: Sequence, chunks: list[Chunk], max_rows: int) -> int:
         """How many pending rows of `sequence` the step still has room for beside `chunks`."""
-        rows = min(sequence.pending, self.max_rows - sum(chunk.rows for chunk in chunks))
+        pending = sequence.pending
+        if self._decode_rows and sequence.computed < sequence.prompt_length:
+            pending = sequence.prompt_length - sequence.computed  # a prefill step has prompt rows only
+        rows = min(pending, max_rows - sum(chunk.rows for chunk in chunks))
         logits = self.max_logits - sum(chunk.sequence.logit_rows(chunk.rows) for chunk in chunks)
         while (excess := sequence.logit_rows(rows) - logits) > 0:
             rows -= excess
         return rows
 
-    def _reserve(self, sequence: Sequence, rows: int, chunks: list[Chunk]) -> bool:
+    def _reserve(self, sequence: Sequence, rows: int, chunks: list[Chunk], drained: bool) -> bool:
         """Allocate blocks for `rows`, preempting later admissions. False: the sequence itself was preempted."""
         missing = sequence.blocks_missing(rows)
         while missing > self.pool.free:
+            if not drained:
+                raise _InFlightError
             victim = self.running[-1]
             self._preempt(victim)
             chunks[:] = [chunk for chunk in chunks if chunk.sequence is not victim]

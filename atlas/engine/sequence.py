@@ -13,12 +13,13 @@ class Sequence:
     """A request while it is in the engine.
 
     tokens: prompt, then generated tokens; the only record of both.
-    computed: leading tokens whose K and V are in the cache. One source of truth: every position that
-        a step uses is derived from it.
+    in_flight: tokens that submitted steps sample after them and the host has not seen.
+    computed: leading tokens whose K and V are in the cache once the submitted steps have run. One source of
+        truth: every position that a step uses is derived from it.
     blocks: KV blocks in order; empty while waiting.  slot: its row of per-slot state, -1 while waiting.
     rope_set: the RoPE frequencies that the cached keys were turned by. A function of the sequence's length
         (ModelConfig.rope_set); the scheduler keeps it.
-    last_token_on_device: the last token was sampled into the slot by the previous step.
+    last_token_on_device: the last token is, or will be, sampled into the slot by the previous step.
     slot_ready: the slot holds this sequence's bias and token counts (where it uses them).
     prompt_reported: leading prompt tokens whose log-probabilities need not be sent: they were, or nobody can
         say (the first). A sequence that is computed again after a preemption reports nothing twice.
@@ -28,6 +29,7 @@ class Sequence:
     prompt_length: int
     tokens: list[int]
     sampling: SamplingParams
+    in_flight: int = 0
     computed: int = 0
     blocks: list[int] = dataclasses.field(default_factory=list)
     slot: int = -1
@@ -37,14 +39,24 @@ class Sequence:
     prompt_reported: int = 1
 
     @property
+    def length(self) -> int:
+        """Tokens, those in flight included."""
+        return len(self.tokens) + self.in_flight
+
+    @property
     def generated(self) -> int:
-        """Tokens generated so far."""
-        return len(self.tokens) - self.prompt_length
+        """Tokens generated so far, those in flight included."""
+        return self.length - self.prompt_length
 
     @property
     def pending(self) -> int:
         """Tokens not yet in the cache: 1 for a decoding sequence, more while its prompt is prefilled."""
-        return len(self.tokens) - self.computed
+        return self.length - self.computed
+
+    @property
+    def complete(self) -> bool:
+        """All the tokens that were asked for are generated or in flight. Stop tokens end a sequence earlier."""
+        return self.generated >= max(1, self.sampling.max_tokens)
 
     def blocks_missing(self, rows: int) -> int:
         """KV blocks to allocate before `rows` more tokens can be computed."""
@@ -60,7 +72,7 @@ class Sequence:
 
     def logit_rows(self, rows: int) -> int:
         """How many of the next `rows` rows need logits; no row needs them twice."""
-        return len(self.prompt_targets(rows)) + (self.computed + rows == len(self.tokens))
+        return len(self.prompt_targets(rows)) + (self.computed + rows == self.length)
 
     @property
     def masked(self) -> bool:
@@ -68,7 +80,7 @@ class Sequence:
         return self.generated < self.sampling.min_tokens and bool(self.sampling.stop_token_ids)
 
     def restart(self) -> None:
-        """Compute every token again, into the blocks that the sequence has."""
+        """Compute every token again, into the blocks that the sequence has. None may be in flight."""
         self.computed, self.last_token_on_device = 0, False
 
     def preempt(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from atlas.engine.scheduler import Chunk
 from atlas.engine.sequence import Sequence
 from atlas.ops.adjust_logits import ADJUST_BIAS, ADJUST_MASK, ADJUST_PENALTIES
-from atlas.runtime.step import ROW_DECODE, ROW_PREFILL, StepBlock
+from atlas.runtime.step import PHASE_PREFILL, ROW_DECODE, ROW_PREFILL, StepBlock
 
 MAX_TOP_K = 2**31 - 1
 """What the field holds; more than any vocabulary has."""
@@ -31,7 +31,7 @@ class LogitRow:
     mask: int | None = None
 
 
-def fill(block: StepBlock, chunks: List[Chunk]) -> list[LogitRow]:
+def fill(block: StepBlock, chunks: List[Chunk], phase: int = PHASE_PREFILL) -> list[LogitRow]:
     """Fill the block. Returns its logit rows, those of one sequence together and in order of position.
 
     A decoding row names no token: the device still holds it in the sequence's slot, so the row can be
@@ -40,6 +40,7 @@ def fill(block: StepBlock, chunks: List[Chunk]) -> list[LogitRow]:
     row = 0
     logits: list[LogitRow] = []
     masks = 0
+    block.set_phase(phase)
     for index, chunk in enumerate(chunks):
         sequence, end = chunk.sequence, row + chunk.rows
         begin = sequence.computed
@@ -85,7 +86,7 @@ def _sample(block: StepBlock, i: int, row: int, sequence: Sequence, mask: int | 
     adjust |= ADJUST_MASK if mask is not None else 0
     block.logit_row[i] = row
     block.logit_slot[i] = sequence.slot
-    block.logit_position[i] = len(sequence.tokens)
+    block.logit_position[i] = sequence.length
     block.logit_temperature[i] = params.temperature
     block.logit_top_k[i] = min(params.top_k, MAX_TOP_K)
     block.logit_top_p[i] = params.top_p

@@ -19,10 +19,11 @@ from atlas.models.decoder import kv_bytes_per_block
 from atlas.runtime import core, host, kernel_set, kernel_sources, loader, memory_plan, weight_formats
 from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.dtypes import NUMPY
+from atlas.runtime.flight import LOGPROBS, TOKENS, InFlight, Slot
 from atlas.runtime.kernel_set import Choice
 from atlas.runtime.program import StepPrograms
 from atlas.runtime.reference import ReferenceBackend
-from atlas.runtime.step import Limits, StepBlock, offsets
+from atlas.runtime.step import Limits, StepBlock
 from atlas.targets.quant import DTYPE_BYTES, Recipe, recipe
 from atlas.targets.shape import KV_BLOCK_SIZE, Shape, Shard
 from atlas.weights import Checkpoint
@@ -32,6 +33,9 @@ _log = logging.getLogger(__name__)
 
 _KV_SHARE_OF_HOST = 0.25
 """Of the host memory available at load, what the KV cache may take when nothing is said: the machine has other work."""
+
+MOST_DECODE_ROWS = 256
+"""Rows of one step that the kernels for generated tokens are made for."""
 
 _SHARE_OF_DEVICE = 0.8
 """Of a GPU's memory, what weights and KV cache may take together when nothing is said."""
@@ -93,7 +97,9 @@ class Runner:
     Attributes:
         config: the model's configuration.  limits: largest value of every symbol.
         max_context: longest sequence, prompt and generated tokens together.
-        block: the step block to fill.      ledger: (stage, seconds) of the load.
+        ledger: (stage, seconds) of the load.
+        ahead: steps that may be in flight while the host makes the next one.
+        decode_rows: rows of one step of generated tokens, where these have kernels of their own; else 0.
         choice: which backend and kernel set run, and why.
     """
 
@@ -114,14 +120,30 @@ class Runner:
         self.plan, self.buffers, self.layouts, self.ledger = forward.plan, forward.buffers, layouts, ledger
         self.forward_program, self.sample_program = forward.program, sample.program
         self._forward, self._sample = backend.load(forward), backend.load(sample)
-        self.step_memory = backend.staging(offsets(limits)[1])
-        self.block = StepBlock(self.step_memory, limits)
+        self.work_ahead(int(choice.backend == "cuda"))
+        self.decode_rows = min(limits.n_rows, MOST_DECODE_ROWS) if choice.backend == "cuda" else 0
         self._tokens = np.zeros(limits.n_logits, np.int32)
 
     @property
+    def block(self) -> StepBlock:
+        """The step block to fill for the next step."""
+        return self._slots[self._next].block
+
+    @property
+    def step_memory(self) -> memoryview:
+        """The memory of `block`."""
+        return self._slots[self._next].memory
+
+    def work_ahead(self, steps: int) -> None:
+        """Let `steps` steps be in flight while the next one is made. None may be in flight now."""
+        self.ahead = steps
+        self._slots = [Slot(self.backend, self.plan, self.buffers, self.limits) for _ in range(steps + 1)]
+        self._next = 0
+
+    @property
     def memory(self) -> list[tuple[str, int]]:
-        """(owner, bytes) of all memory that the model takes: the arena, and the host's copy of the step block."""
-        return [*self.plan.owners(self.buffers), ("step staging", self.block.nbytes)]
+        """(owner, bytes) of all memory that the model takes: the arena, and the host's side of steps in flight."""
+        return [*self.plan.owners(self.buffers), ("step staging", sum(slot.nbytes for slot in self._slots))]
 
     @staticmethod
     def load(
@@ -205,6 +227,32 @@ class Runner:
         block.logit_temperature[0] = 0.0
         self.forward()
         self.sample()
+
+    def submit(self, masks: Array | None = None, logprobs: bool = False) -> InFlight:
+        """Start the step that `block` describes; `block` is then the next one's. At most `ahead` + 1 may be in flight.
+
+        masks: bit masks to deliver, as `deliver_mask` takes them.  logprobs: whether some row asks for them.
+        """
+        slot, rows = self._slots[self._next], self.block.symbols()["n_logits"]
+        self._next = (self._next + 1) % len(self._slots)
+        self.backend.begin_step(self.plan.offsets["step.header"], slot.memory, slot.block.used_bytes())
+        self.backend.run(self._forward, 0, len(self.forward_program.launches))
+        if rows:
+            if masks is not None:
+                self.deliver_mask(masks)
+            self.backend.run(self._sample, 0, len(self.sample_program.launches))
+            for name in (*TOKENS, *(LOGPROBS if logprobs else ())):
+                slot.read_later(name, rows)
+        return InFlight(slot, self.backend.fence(), rows, logprobs)
+
+    def collect(self, step: InFlight) -> tuple[Array, Logprobs | None]:
+        """Wait for a submitted step. Returns the tokens [n_logits], as `sample` does, and the log-probabilities if
+        it was submitted with them; both are overwritten when the step's slot is used again."""
+        self.backend.wait(step.ticket)
+        (tokens,) = (step.slot.result(name, step.rows) for name in TOKENS)
+        if not step.logprobs:
+            return tokens, None
+        return tokens, Logprobs(*(step.slot.result(name, step.rows) for name in LOGPROBS))
 
     def forward(self) -> None:
         """Run the forward program on the step that `block` describes."""

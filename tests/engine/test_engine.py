@@ -101,17 +101,6 @@ def test_a_draw_depends_on_seed_and_position_alone(model: Path) -> None:
     assert drawn == 8
 
 
-def test_the_block_is_not_refilled_while_the_device_may_read_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that samples waits for its tokens; one that does not must wait for the device."""
-    engine = make(model, max_rows=16)
-    waits: list[int] = []
-    monkeypatch.setattr(engine.runner.backend, "synchronize", lambda: waits.append(engine.steps))
-    engine.add("a", list(range(40)), SamplingParams(max_tokens=2))
-    while engine.busy:
-        engine.step()
-    assert waits == [0, 1], "prompts of 40 tokens in chunks of 16: the first two steps sample nothing"
-
-
 def test_seeds_reproduce_and_differ(model: Path) -> None:
     prompt = prompts(1)[0]
     hot = [SamplingParams(max_tokens=20, temperature=1.5, seed=seed) for seed in (1, 1, 2, -1)]

@@ -18,7 +18,9 @@ def sequence(name: str, prompt: int, prompt_logprobs: int | None = None) -> Sequ
 
 def advance(scheduler: Scheduler) -> dict[str, int]:
     """Schedule a step and pretend that it ran; rows by request."""
-    chunks = scheduler.schedule()
+    plan = scheduler.schedule()
+    assert plan is not None
+    chunks = plan.chunks
     for chunk in chunks:
         samples = chunk.samples
         chunk.sequence.computed += chunk.rows
@@ -131,7 +133,9 @@ def test_every_sequence_finishes_and_every_block_comes_back(
     for _ in range(5000):
         if not live:
             break
-        chunks = scheduler.schedule()
+        plan = scheduler.schedule()
+        assert plan is not None
+        chunks = plan.chunks
         assert 0 < sum(chunk.rows for chunk in chunks) <= max_rows
         assert sum(chunk.sequence.logit_rows(chunk.rows) for chunk in chunks) <= max_logits
         owned = [block for s in scheduler.running for block in s.blocks]

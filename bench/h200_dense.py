@@ -1,0 +1,243 @@
+"""Dense models on an H200: checks first, then the figures that README and docs quote.
+
+    python -m bench.h200_dense --models llama-3-8b --quants bf16,fp8 --commit $(git rev-parse HEAD) --out FILE.json
+
+For each model and quant: a checkpoint with random weights in memory (/dev/shm), then
+1. the same shape with few layers: logits of a prompt and of generated tokens against PyTorch in float32 on the same
+   dequantised weights, and greedy tokens alone and in a batch;
+2. decode: C requests of 128 random tokens in, 1,024 out, greedy, in this process: C = 1, 8, 32, 128; aggregate tokens/s
+   from the first request's start to the last one's end, and the median step;
+3. prefill: 1 x 8,192 and 16 x 2,048 tokens, best of 3;
+4. seconds of a decode step by kernel, and how much of the read ceiling each reaches.
+
+Needs an installed Atlas with the targets, and PyTorch. Figures stand beside the peer's (vLLM 0.23 on the same kind of
+machine) and the bandwidth limit. Exits 1 when a check fails, also when all figures are good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atlas.engine.engine import Engine
+from atlas.engine.messages import SamplingParams
+from atlas.runtime.runner import Runner, RunnerOptions
+from atlas.runtime.step import PHASE_DECODE
+from atlas.weights import open_checkpoint
+from bench import random_checkpoint
+
+READ_CEILING = 4.65e12
+"""Bytes per second that plain reads reach on this card."""
+CONCURRENCY = (1, 8, 32, 128)
+IN, OUT = 128, 1024
+PREFILLS = ((1, 8192), (16, 2048))
+CHECKED_LAYERS = 4
+REL_L2 = {"bf16": 1.6e-2, "int4": 1.6e-2, "nvfp4": 1.6e-2, "fp8": 8e-2}
+"""Of logits against float32 on the same weights; fp8 rounds activations to 3 bits of mantissa as well."""
+
+PEER: dict[tuple[str, str], dict[str, tuple[float, ...]]] = {
+    ("llama-3-8b", "bf16"): {
+        "vllm": (201, 1538, 5310, 13720, 37700, 42700),
+        "limit": (309, 2400, 8300, 23000),
+        "must": (255, 1900, 6300, 16000, 37700, 42700),
+        "goal": (285, 2150, 7200, 18500, 43000, 49000),
+    },
+    ("llama-3-8b", "fp8"): {
+        "vllm": (286, 2161, 6445, 16890, 57200, 65600),
+        "limit": (573, 4280, 13900, 31700),
+        "must": (420, 3000, 8500, 20500, 57200, 65600),
+        "goal": (500, 3700, 10800, 25000, 66000, 75000),
+    },
+    ("llama-3.2-1b", "bf16"): {
+        "vllm": (694, 4900, 16350, 40000, 197000, 262000),
+        "limit": (1865, 14100, 47300, 115000),
+        "must": (1150, 8000, 22000, 48000, 200000, 265000),
+        "goal": (1450, 10500, 29000, 62000, 240000, 300000),
+    },
+}
+for _quant in ("nvfp4", "int4"):
+    PEER["llama-3-8b", _quant] = {
+        "limit": (919, 6590, 19400, 37900),
+        "must": (560, 3400, 8500, 16000, 30000, 34000),
+        "goal": (720, 4800, 11500, 20000, 37000, 42000),
+    }
+"""Columns: tokens/s at C = 1, 8, 32, 128, then prefill tokens/s of 1 x 8,192 and 16 x 2,048."""
+
+
+def facts(model: str) -> dict[str, Any]:
+    import atlas
+
+    roots = (Path(__file__).resolve().parents[1], Path(atlas.__file__).parent)
+    path = next(p for root in roots if (p := root / "kernels" / "models" / f"{model}.json").exists())
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def load(folder: Path, quant: str, **options: Any) -> Runner:
+    with open_checkpoint(folder) as checkpoint:
+        return Runner.load(checkpoint, RunnerOptions(backend="cuda", quant=quant, **options))
+
+
+def generate(engine: Engine, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], float, list[float]]:
+    """Greedy tokens of all prompts together; seconds from the first step on, and the time of every output."""
+    results: list[list[int]] = [[] for _ in prompts]
+    times = []
+    started = time.perf_counter()
+    for i, prompt in enumerate(prompts):
+        engine.add(str(i), prompt, SamplingParams(max_tokens=tokens, temperature=0.0))
+    while engine.busy:
+        outputs = engine.step()
+        if outputs:
+            times.append(time.perf_counter())
+        for output in outputs:
+            assert output.error is None, output.error
+            results[int(output.request_id)] += output.token_ids
+    return results, time.perf_counter() - started, times
+
+
+def relative_l2(a: Any, b: Any) -> float:
+    return float(np.linalg.norm(np.float64(a) - b) / np.linalg.norm(np.float64(b)))
+
+
+def step_logits(runner: Runner, ids: list[int], prompt: int) -> Any:
+    """Logits of one sequence: the first `prompt` tokens in prefill steps, the rest one by one in decode steps."""
+    block, parts = runner.block, []
+    most = runner.limits.n_logits
+    spans = [(b, min(prompt, b + most)) for b in range(0, prompt, most)]
+    spans += [(i, i + 1) for i in range(prompt, len(ids))]
+    for begin, end in spans:
+        rows = end - begin
+        block.set_phase(PHASE_DECODE if begin >= prompt else 0)
+        block.set_symbols({"n_rows": rows, "n_seqs": 1, "n_logits": rows})
+        block.row_token[:rows] = ids[begin:end]
+        block.row_position[:rows] = np.arange(begin, end)
+        block.row_seq[:rows] = block.seq_slot[:1] = block.seq_rope[0] = 0
+        block.block_table[0, : -(-len(ids) // 16)] = np.arange(-(-len(ids) // 16))[::-1]
+        block.logit_row[:rows] = np.arange(rows)
+        block.logit_slot[:rows] = block.logit_mask[:rows] = -1
+        block.logit_temperature[:rows] = 0.0
+        runner.forward()
+        parts.append(runner.logits())
+    return np.concatenate(parts)
+
+
+def check(model: str, quant: str, folder: Path) -> dict[str, Any]:
+    """Few layers of the shape against PyTorch, and a batch against each request alone."""
+    from bench import torch_decoder
+
+    config = facts(model)
+    small = random_checkpoint.write(folder / "few", config, CHECKED_LAYERS, seed=1)
+    runner = load(small, quant, max_context=512, max_seqs=32, max_rows=512, max_logits=128)
+    config = json.loads((small / "config.json").read_text())
+    rng = np.random.default_rng()
+    ids = rng.integers(0, config["vocab_size"], 213).tolist()
+    expected = torch_decoder.logits(runner, config, ids)
+    found = step_logits(runner, ids, 200)
+    prompts = [rng.integers(0, config["vocab_size"], n).tolist() for n in (1, 5, 64, 127, 128, 200, 33, 300)]
+    engine = Engine(runner)
+    together, _, _ = generate(engine, prompts, 24)
+    alone = [generate(engine, [prompt], 24)[0][0] for prompt in prompts]
+    result = {
+        "prefill_relative_l2": round(relative_l2(found[:200], expected[:200]), 5),
+        "decode_relative_l2": round(relative_l2(found[200:], expected[200:]), 5),
+        "batch_equals_alone": together == alone,
+    }
+    result["passed"] = bool(
+        max(result["prefill_relative_l2"], result["decode_relative_l2"]) <= REL_L2[quant] and together == alone
+    )
+    shutil.rmtree(small)
+    return result
+
+
+def timings(model: str, folder: Path, quant: str) -> dict[str, Any]:
+    started = time.perf_counter()
+    runner = load(folder, quant, max_context=8448, max_seqs=128, kv_memory_bytes=40 << 30)
+    result: dict[str, Any] = {
+        "kernel_set": runner.choice.name,
+        "load_seconds": round(time.perf_counter() - started, 2),
+        "ledger": {name: round(seconds, 3) for name, seconds in runner.ledger},
+        "memory": dict(runner.memory),
+        "decode": {},
+        "prefill": {},
+    }
+    engine, rng, vocab = Engine(runner), np.random.default_rng(), runner.config.shape.vocab_size
+
+    def prompts(count: int, length: int) -> list[list[int]]:
+        return [rng.integers(0, vocab, length).tolist() for _ in range(count)]
+
+    expected = PEER.get((model, quant), {})
+    generate(engine, prompts(2, IN), 8)
+    for column, count in enumerate(CONCURRENCY):
+        tokens, seconds, times = generate(engine, prompts(count, IN), OUT)
+        assert all(len(each) == OUT for each in tokens)
+        result["decode"][count] = {
+            "tokens_per_second": round(count * OUT / seconds, 1),
+            "step_ms": round(statistics.median(np.diff(times[len(times) // 4 :])) * 1e3, 4),
+            **{name: row[column] for name, row in expected.items()},
+        }
+        print(model, quant, f"C={count}", result["decode"][count], flush=True)
+    for column, (count, length) in enumerate(PREFILLS, len(CONCURRENCY)):
+        best = min(generate(engine, prompts(count, length), 1)[1] for _ in range(3))
+        result["prefill"][f"{count}x{length}"] = {
+            "tokens_per_second": round(count * length / best),
+            "ms": round(best * 1e3, 1),
+            **{name: row[column] for name, row in expected.items() if len(row) > column},
+        }
+        print(model, quant, f"prefill {count}x{length}", result["prefill"][f"{count}x{length}"], flush=True)
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="llama-3-8b")
+    parser.add_argument("--quants", default="bf16")
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm/atlas_dense"))
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--no-check", action="store_true")
+    parser.add_argument("--no-timing", action="store_true")
+    given = parser.parse_args()
+    smi = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    result: dict[str, Any] = {
+        "what": "dense models on an H200",
+        "commit": given.commit,
+        "date": time.strftime("%Y-%m-%d"),
+        "device": subprocess.run(smi, capture_output=True, text=True, check=False).stdout.strip(),
+        "python": sys.version.split()[0],
+        "cases": {},
+    }
+    passed = True
+    for model in given.models.split(","):
+        whole = given.folder / model
+        if not given.no_timing:
+            random_checkpoint.write(whole, facts(model))
+        for quant in given.quants.split(","):
+            case: dict[str, Any] = {}
+            try:
+                if not given.no_check:
+                    case["check"] = check(model, quant, given.folder)
+                    print(model, quant, case["check"], flush=True)
+                    passed = passed and case["check"]["passed"]
+                if not given.no_timing:
+                    case |= timings(model, whole, quant)
+            except Exception as error:  # one case's failure must not hide the others' figures
+                case["error"] = f"{type(error).__name__}: {error}"
+                passed = False
+                print(model, quant, case["error"], flush=True)
+            result["cases"][f"{model}/{quant}"] = case
+            given.out.write_text(json.dumps(result, indent=1))
+        shutil.rmtree(whole, ignore_errors=True)
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
