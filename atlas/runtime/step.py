@@ -150,6 +150,11 @@ class StepBlock:
         """PHASE_PREFILL, which a new block is of, or PHASE_DECODE."""
         self.fields["header"][PHASE_WORD] = phase
 
+    @property
+    def phase(self) -> int:
+        """The step's phase."""
+        return int(self.fields["header"][PHASE_WORD])
+
     def symbols(self) -> dict[str, int]:
         """The header's symbols."""
         return {name: int(self.fields["header"][1 + i]) for i, name in enumerate(SYMBOLS)}
