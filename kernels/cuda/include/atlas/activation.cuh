@@ -1,0 +1,21 @@
+// Activations of gated feed-forward layers, by the ops' number: 0 SiLU, 1 GELU by tanh, 2 exact
+// GELU.
+#pragma once
+
+namespace atlas {
+
+template <int kActivation>
+__device__ inline float activate(float x) {
+  static_assert(kActivation >= 0 && kActivation <= 2,
+                "activation is 0 (SiLU), 1 (GELU by tanh) or 2 (exact GELU)");
+  if constexpr (kActivation == 0) {
+    return x / (1.0f + expf(-x));  // expf(-x) = inf gives the right limit, 0
+  } else if constexpr (kActivation == 1) {
+    // x / 2 * (1 + tanh u) = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3).
+    return x / (1.0f + expf(-1.5957691216f * (x + 0.044715f * x * x * x)));
+  } else {
+    return 0.5f * x * erfcf(-0.707106781f * x);
+  }
+}
+
+}  // namespace atlas
