@@ -1,8 +1,9 @@
-"""`python -m atlas.debug.profile MODEL`: where a step's time goes on the CPU, launch by launch.
+"""`python -m atlas.debug.profile MODEL`: where a step's time goes, launch by launch.
 
 One step is made up (so many sequences, each with so many new rows at such a position), run again and again,
-and the time of each launch is taken inside the core, barrier included. The report adds launches of one kind over
-the layers and holds them against what the machine was measured to do: a roofline line per kind.
+and the time of each launch is taken inside the core: on a CPU barrier included, on a GPU from the end of the launch
+before it, so that nothing overlaps. The report adds launches of one kind over the layers and, on a CPU, holds them
+against what the machine was measured to do: a roofline line per kind.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from atlas.runtime import core, host
 from atlas.runtime.core import CoreBackend
 from atlas.runtime.program import Launch
 from atlas.runtime.runner import Runner, RunnerOptions
+from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL
 from atlas.targets import formats
 from atlas.targets.shape import KV_BLOCK_SIZE
 
@@ -65,6 +67,7 @@ def fill_step(runner: Runner, seqs: int, rows: int, position: int) -> None:
         if wanted > limit:
             raise ConfigError("step", f"{wanted} {name}", f"at most {limit}")
     rng, count = np.random.default_rng(0), seqs * rows
+    block.set_phase(PHASE_DECODE if rows == 1 else PHASE_PREFILL)
     block.set_symbols({"n_rows": count, "n_seqs": seqs, "n_logits": seqs})
     for field, values in block.fields.items():
         if field not in ("header", "block_table"):
@@ -94,8 +97,8 @@ def profile(runner: Runner, repeats: int) -> Profile:
     Not the least: where another process held a worker back, a launch may look done before it began.
     """
     backend = runner.backend
-    if not isinstance(backend, CoreBackend) or backend.name != "cpu":
-        raise ConfigError("backend", backend.describe(), "cpu: only its core times single launches")
+    if not isinstance(backend, CoreBackend):
+        raise ConfigError("backend", backend.describe(), "cpu or cuda: the core times single launches")
     launches = (*runner.forward_program.launches, *runner.sample_program.launches)
     times = np.quantile([runner.run_timed() for _ in range(repeats)], 0.25, axis=0)
     step_seconds = min(_timed_step(runner) for _ in range(repeats))
@@ -159,23 +162,27 @@ def _operations(runner: Runner, launch: Launch) -> int:
 
 
 def table(found: Profile, rates: Mapping[str, float]) -> str:
-    """The report for people: kinds by time, shares of the machine's read bandwidth and fp32 rate."""
+    """The report for people: kinds by time, and where `rates` are known ("read", "f32": bytes and operations a
+    second) the shares of them."""
+
+    def share(rate: float, of: str) -> str:
+        return f" {rate / rates[of]:>7.0%}" if rates else f" {'':>7}"
+
     timed = sum(work.seconds for work in found.work)
     lines = [
         f"{'kind':<40} {'launches':>8} {'us':>10} {'share':>6} {'GB/s':>7} {'of read':>7} {'GFLOP/s':>8} {'of fp32':>7}"
     ]
     for work in sorted(found.work, key=lambda work: -work.seconds):
         bandwidth, rate = work.bytes / work.seconds, work.operations / work.seconds
-        lines.append(
+        line = (
             f"{work.kind:<40} {work.launches:>8} {work.seconds * 1e6:>10.1f} {work.seconds / timed:>6.1%}"
-            f" {bandwidth / 1e9:>7.2f} {bandwidth / rates['read']:>7.0%}"
-            + (f" {rate / 1e9:>8.1f} {rate / rates['f32']:>7.0%}" if rate else "")
+            f" {bandwidth / 1e9:>7.2f}{share(bandwidth, 'read')}"
         )
-    lines.append(
-        f"sum of launches {timed * 1e6:.1f} us; whole step {found.step_seconds * 1e6:.1f} us;"
-        f" machine: {rates['read'] / 1e9:.1f} GB/s read, {rates['f32'] / 1e9:.1f} GFLOP/s fp32"
-    )
-    return "\n".join(lines)
+        lines.append((line + (f" {rate / 1e9:>8.1f}{share(rate, 'f32')}" if rate else "")).rstrip())
+    total = f"sum of launches {timed * 1e6:.1f} us; whole step {found.step_seconds * 1e6:.1f} us"
+    if rates:
+        total += f"; machine: {rates['read'] / 1e9:.1f} GB/s read, {rates['f32'] / 1e9:.1f} GFLOP/s fp32"
+    return "\n".join([*lines, total])
 
 
 def main(argv: Sequence[str]) -> int:
@@ -185,6 +192,7 @@ def main(argv: Sequence[str]) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m atlas.debug.profile", description=__doc__, allow_abbrev=False)
     parser.add_argument("model", nargs="?", metavar="MODEL", help="as for serve")
+    parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu", help="what executes the model")
     parser.add_argument("--quant", help="as for serve")
     parser.add_argument("--threads", type=int, help="workers (default: the cores this process may use)")
     parser.add_argument("--level", default="", help="CPU instruction-set level (default: the best)")
@@ -196,7 +204,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         context = arguments.position + arguments.rows
         options = RunnerOptions(
-            backend="cpu",
+            backend=arguments.backend,
             quant=arguments.quant,
             threads=arguments.threads,
             level=arguments.level,
@@ -213,7 +221,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     threads = arguments.threads or host.allowed_cores()
     print(runner.backend.describe())
-    print(table(found, core.extension().cpu_rates(threads)))
+    print(table(found, core.extension().cpu_rates(threads) if arguments.backend == "cpu" else {}))
     return 0
 
 

@@ -297,7 +297,7 @@ class Runner:
         self.backend.run(self._forward if program == "forward" else self._sample, index, index + 1)
 
     def run_timed(self) -> list[float]:
-        """Run forward and sample on the current step. Returns the seconds of each launch: for debugging, `cpu` only."""
+        """Run forward and sample on the current step. Returns the seconds of each launch alone: for debugging."""
         assert isinstance(self.backend, core.CoreBackend)
         self.backend.begin_step(self.plan.offsets["step.header"], self.step_memory, self.block.used_bytes())
         return [

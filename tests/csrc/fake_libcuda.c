@@ -5,6 +5,7 @@
 // FAKE_CUDA_DEVICES   number of devices (default 1)
 // FAKE_CUDA_FAIL      "cuInit=803": this function returns this code; "cuGraphLaunch@3=719": its
 //                     third call does, and from then on so does every call, as after a real fault
+// FAKE_CUDA_CONTROL   file that, once it exists, takes the place of FAKE_CUDA_FAIL
 // FAKE_CUDA_LOG       file to which every kernel that runs is appended
 // FAKE_CUDA_CALLS     file to which every call is appended: the function's name
 // FAKE_CUDA_LAZY      if set, work waits until something waits for it, so that who writes memory
@@ -34,13 +35,25 @@ static void append(const char* file, const char* line) {
   fclose(log);
 }
 
+// FAKE_CUDA_FAIL, or what the control file holds.
+static const char* to_fail(void) {
+  static char text[128];
+  const char* path = getenv("FAKE_CUDA_CONTROL");
+  FILE* control = path != NULL ? fopen(path, "r") : NULL;
+  if (control == NULL) return getenv("FAKE_CUDA_FAIL");
+  const size_t length = fread(text, 1, sizeof text - 1, control);
+  text[length] = '\0';
+  fclose(control);
+  return text;
+}
+
 static Result broken = 0;  // what every call returns after a fault
 static int calls = 0;      // of the function that is to fail
 
 static Result outcome(const char* function) {
   append("FAKE_CUDA_CALLS", function);
   if (broken != 0) return broken;
-  const char* fail = getenv("FAKE_CUDA_FAIL");
+  const char* fail = to_fail();
   const size_t length = strlen(function);
   if (fail == NULL || strncmp(fail, function, length) != 0) return 0;
   if (fail[length] == '=') return atoi(fail + length + 1);

@@ -56,9 +56,9 @@ def test_a_step_beyond_the_limits(folder) -> None:
         profile.fill_step(load(folder), seqs=1, rows=1, position=64)
 
 
-def test_only_the_cpu_backend_times_launches(folder) -> None:
+def test_only_the_core_times_launches(folder) -> None:
     runner = load(folder, "reference")
-    with pytest.raises(ConfigError, match="only its core times single launches"):
+    with pytest.raises(ConfigError, match="cpu or cuda: the core times single launches"):
         profile.profile(runner, repeats=1)
 
 

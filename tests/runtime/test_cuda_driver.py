@@ -1,88 +1,13 @@
 """The CUDA driver layer and backend on a machine without a GPU, against a fake libcuda.so.1 that fails
-as told. Each case runs in its own process: a driver is opened once per process."""
+as told."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "csrc" / "fake_libcuda.c"
-
-PRELUDE = """
-import json, os, struct, sys
-from atlas.runtime.core import extension
-_core = extension()
-from atlas.errors import DeviceError
-
-def attempt(call):
-    try:
-        return call()
-    except DeviceError as error:
-        print(error)
-        sys.exit(3)
-"""
-
-PROGRAM = """
-from atlas.runtime.step import HEADER_WORDS, STEP_VERSION
-
-def variant(**changes):
-    record = dict(phase=0, max_rows=0, kernel="store_dim", image=0, grid=[[0, 4, 2], [-1, 1, 3], [-1, 1, 1]],
-                  block=64, shared=0, cluster=1, pdl=False, cooperative=False)
-    return {**record, **changes}
-
-def launch(variants=None, **changes):
-    # What is no field of a launch is one of its only variant.
-    record = dict(name="layers.0.test", op="rms_norm", operands=[512], dims=[1], constants=[], row_dim=0)
-    mine = {name: value for name, value in changes.items() if name not in record}
-    changes = {name: value for name, value in changes.items() if name in record}
-    return {**record, "variants": variants or [variant(**mine)], **changes}
-
-def header(n_rows, phase=0):
-    return [STEP_VERSION, n_rows, *[0] * (HEADER_WORDS - 3), phase]
-
-def step(n_rows, phase=0):
-    return struct.pack(f"{HEADER_WORDS}i", *header(n_rows, phase))
-
-backend = attempt(lambda: _core.cuda_backend(0))
-attempt(lambda: backend.load_images([b"store_dim other\\0"]))
-attempt(lambda: backend.allocate(1024))
-"""
-
-
-@pytest.fixture(scope="module")
-def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that holds the fake libcuda.so.1."""
-    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if compiler is None:
-        pytest.skip("no C compiler to build the fake driver with")
-    folder = tmp_path_factory.mktemp("fake_driver")
-    target = folder / "libcuda.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-D_GNU_SOURCE", "-o", target, SOURCE], check=True)
-    return folder
-
-
-def run(folder: Path | None, code: str, **environment: str) -> tuple[int, str]:
-    """Run `code` after the prelude; exit status (3: a DeviceError, whose text was printed) and output."""
-    variables = {k: v for k, v in os.environ.items() if k not in ("CUDA_VISIBLE_DEVICES", "ATLAS_SYNC")}
-    variables.update(environment)
-    if folder is not None:
-        variables["LD_LIBRARY_PATH"] = str(folder)
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode in (0, 3), done.stderr
-    return done.returncode, done.stdout
+from tests.runtime.fake_cuda import program, run
 
 
 def test_devices_are_listed(fake_driver: Path) -> None:
@@ -90,6 +15,8 @@ def test_devices_are_listed(fake_driver: Path) -> None:
     assert status == 0
     assert "'name': 'Fake GPU 1'" in output
     assert "'compute_capability': (9, 0)" in output
+    assert "'multiprocessors': 132, 'shared_memory_per_block': 232448, 'l2_bytes': 52428800" in output
+    assert "'cooperative_launch': True, 'cluster_launch': True" in output
 
 
 def test_no_driver(tmp_path: Path) -> None:
@@ -177,7 +104,7 @@ def test_a_program_runs(fake_driver: Path, tmp_path: Path) -> None:
     print(struct.unpack("i", result)[0], backend.describe())
     """
     log = tmp_path / "launches"
-    status, output = run(fake_driver, PROGRAM + textwrap.dedent(code), FAKE_CUDA_LOG=str(log))
+    status, output = program(fake_driver, code, FAKE_CUDA_LOG=str(log))
     assert status == 0
     assert output.startswith("6 Fake GPU 0 (CUDA device 0, compute capability 9.0, 8.00 GiB, driver CUDA 12.8)")
     assert log.read_text().splitlines() == [
@@ -216,7 +143,7 @@ def test_a_program_runs(fake_driver: Path, tmp_path: Path) -> None:
 )
 def test_failures_name_what_failed(fake_driver: Path, code: str, fail: str, expected: str) -> None:
     variables = {"FAKE_CUDA_FAIL": fail} if fail else {}
-    status, output = run(fake_driver, f"{PROGRAM}\nattempt(lambda: exec({code!r}))", **variables)
+    status, output = program(fake_driver, f"attempt(lambda: exec({code!r}))", **variables)
     assert status == 3
     assert expected in output
 
@@ -228,6 +155,6 @@ def test_atlas_sync_names_the_launch(fake_driver: Path) -> None:
     os.environ["FAKE_CUDA_FAIL"] = "cuStreamSynchronize=700"
     attempt(lambda: backend.run(handle, 0, 1))
     """
-    status, output = run(fake_driver, PROGRAM + textwrap.dedent(code), ATLAS_SYNC="1")
+    status, output = program(fake_driver, code, ATLAS_SYNC="1")
     assert status == 3
     assert "launch layers.0.test of op rms_norm (kernel store_dim) failed" in output

@@ -314,3 +314,16 @@ def test_nothing_is_left_open(model: Path) -> None:
         load(model)
     after = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     assert after <= before
+
+
+def test_a_poisoned_workspace_changes_no_token(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ATLAS_POISON=1: a step begins with NaNs everywhere in its workspace, and none of them is read."""
+    clean = run.greedy(load(model, backend="cpu"), [[1, 2, 3], [4, 5]], 12, 2)
+    monkeypatch.setenv("ATLAS_POISON", "1")
+    runner = load(model, backend="cpu")
+    assert run.greedy(runner, [[1, 2, 3], [4, 5]], 12, 2) == clean
+    runner.backend.begin_step(runner.plan.offsets["step.header"], runner.step_memory, runner.block.used_bytes())
+    begin, end = runner.plan.regions["workspace"]
+    workspace = np.empty(end - begin, np.uint8)
+    runner.backend.read(begin, workspace)
+    assert workspace.size > 0 and (workspace == 0xFF).all()

@@ -1,0 +1,185 @@
+"""Graphs, fences, copies beside the runs, and what a step may not do, on the fake driver."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import tiny_model
+from tests.runtime.fake_cuda import kernel_pack, program, run
+
+ROOT = Path(__file__).parents[2]
+
+CAPTURED = """
+handle = backend.load([launch(), launch(kernel="other", pdl=True)])
+
+def capture():
+    for rows in (32, 8):
+        backend.capture(handle, 0, header(rows, PHASE_DECODE))
+
+def played(rows, phase=PHASE_DECODE, offset=0, launches=2):
+    backend.begin_step(offset, step(rows, phase), 64)
+    backend.run(handle, 0, launches)
+    return value()
+"""
+
+
+def calls(log: Path, *names: str) -> list[str]:
+    return [line for line in log.read_text().splitlines() if line in names]
+
+
+def test_a_step_replays_the_least_graph_that_holds_it(fake_driver: Path, tmp_path: Path) -> None:
+    """Grids are the graph's, dims the step's own; the edge of programmatic launch is kept."""
+    log, made = tmp_path / "log", tmp_path / "calls"
+    code = "capture()\nprint([played(rows) for rows in (1, 8, 9, 32)])"
+    status, output = program(fake_driver, CAPTURED, code, FAKE_CUDA_LOG=str(log), FAKE_CUDA_CALLS=str(made))
+    assert (status, output) == (0, "[1, 8, 9, 32]\n")
+    both = [["store_dim 4 3 1 64 0", "other 4 3 1 64 0 pdl=1"], ["store_dim 16 3 1 64 0", "other 16 3 1 64 0 pdl=1"]]
+    lines = [line for line in log.read_text().splitlines() if "attribute" not in line]
+    assert lines == both[0] * 2 + both[1] * 2
+    assert len(calls(made, "cuGraphLaunch")) == 4
+    assert len(calls(made, "cuLaunchKernelEx")) == 4  # two launches recorded twice, none since
+    assert len(calls(made, "cuGraphUpload")) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        ("played(33)", "more rows than any graph"),
+        ("played(8, PHASE_PREFILL)", "another phase"),
+        ("played(8, offset=128)", "another place of the step block"),
+        ("played(8, launches=1)", "a part of the program"),
+    ],
+)
+def test_what_no_graph_holds_is_launched(fake_driver: Path, tmp_path: Path, call: str, why: str) -> None:
+    made = tmp_path / "calls"
+    status, output = program(fake_driver, CAPTURED, f"capture()\nprint({call})", FAKE_CUDA_CALLS=str(made))
+    assert (status, output.strip()) == (0, call[7:].split(",")[0].rstrip(")")), why
+    assert not calls(made, "cuGraphLaunch"), why
+
+
+def test_atlas_sync_uses_no_graphs(fake_driver: Path, tmp_path: Path) -> None:
+    made = tmp_path / "calls"
+    code = "capture()\nprint(played(8))"
+    status, output = program(fake_driver, CAPTURED, code, FAKE_CUDA_CALLS=str(made), ATLAS_SYNC="1")
+    assert (status, output) == (0, "8\n")
+    assert not calls(made, "cuGraphLaunch", "cuStreamBeginCapture_v2")
+
+
+@pytest.mark.parametrize(
+    ("fail", "expected"),
+    [
+        ("cuGraphInstantiateWithFlags=2", "graph of program 0 for the step header [32 0 0 0 0 0 0 0 0 0 0 0 0 0 1] "),
+        ("cuGraphUpload=2", "cannot be made ready: CUDA_ERROR_OUT_OF_MEMORY (2)"),
+        ("cuStreamBeginCapture_v2=900", "graph of program 0 for the step header"),
+        ("cuLaunchKernelEx=701", "launch layers.0.test of op rms_norm (kernel store_dim) failed with grid 16 x 3 x 1"),
+        ("cuGraphLaunch=719", "replaying the graph of program 0"),
+    ],
+)
+def test_a_graph_that_fails(fake_driver: Path, tmp_path: Path, fail: str, expected: str) -> None:
+    made = tmp_path / "calls"
+    code = "attempt(capture)\nattempt(lambda: played(8))"
+    status, output = program(fake_driver, CAPTURED, code, FAKE_CUDA_FAIL=fail, FAKE_CUDA_CALLS=str(made))
+    assert status == 3
+    assert expected in output
+    ended, started = (calls(made, name) for name in ("cuStreamEndCapture", "cuStreamBeginCapture_v2"))
+    assert len(ended) == len(started) - ("BeginCapture" in fail)
+    assert len(calls(made, "cuGraphDestroy")) == len(ended)
+
+
+def test_a_step_waits_for_nothing_until_its_fence(fake_driver: Path) -> None:
+    """The device of FAKE_CUDA_LAZY works when it is waited for: until then nothing has arrived."""
+    code = """
+    handle = backend.load([launch()])
+    block, token = backend.staging(64), backend.staging(4)
+    block[:] = step(7)
+    backend.begin_step(0, block, 64)
+    backend.run(handle, 0, 1)
+    backend.read_later(512, token)
+    ticket = backend.fence()
+    print(struct.unpack("i", token)[0], backend.passed(ticket))
+    backend.wait(ticket)
+    print(struct.unpack("i", token)[0], backend.passed(ticket))
+    """
+    assert program(fake_driver, code, FAKE_CUDA_LAZY="1") == (0, "0 False\n7 True\n")
+
+
+def test_fences_outlive_their_events(fake_driver: Path) -> None:
+    """There are more tickets than events; one that was never given is refused."""
+    code = """
+    tickets = [backend.fence() for _ in range(200)]
+    for ticket in tickets:
+        backend.wait(ticket)
+    upload = backend.upload(512, struct.pack("i", 5))
+    backend.wait(upload)
+    print(len({*tickets, upload}), value())
+    for wrong in (tickets[-1] + 2, upload + 2, -1):
+        try:
+            backend.wait(wrong)
+        except DeviceError as error:
+            print(error)
+    """
+    status, output = program(fake_driver, code)
+    assert status == 0
+    assert output.splitlines()[0] == "201 5"
+    assert len(re.findall("fence 200 was never set; the last is 199|fence 1 was never set|no fence -1", output)) == 3
+
+
+def test_uploads_and_runs_wait_for_each_other_on_the_device(fake_driver: Path, tmp_path: Path) -> None:
+    made = tmp_path / "calls"
+    code = """
+    backend.order_runs()
+    backend.order_uploads()
+    """
+    assert program(fake_driver, code, FAKE_CUDA_CALLS=str(made))[0] == 0
+    ordered = calls(made, "cuEventRecord", "cuStreamWaitEvent", "cuEventSynchronize")
+    assert ordered == ["cuEventRecord", "cuStreamWaitEvent"] * 2
+
+
+def test_times_are_of_the_device(fake_driver: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = """
+    handle = backend.load([launch(), launch(kernel="other")])
+    backend.begin_step(0, step(3), 64)
+    print(backend.run_timed(handle, 0, 2), backend.run_seconds(handle, 0, 1), value())
+    """
+    status, output = program(fake_driver, code, FAKE_CUDA_LOG=str(log))
+    assert (status, output) == (0, "[0.0005, 0.0005] 0.0005 3\n")
+    assert [line.split()[0] for line in log.read_text().splitlines()] == ["store_dim", "other", "store_dim"]
+
+
+def test_after_ready_nothing_is_allocated_or_loaded(fake_driver: Path, tmp_path: Path) -> None:
+    """A whole model: the driver's calls from the first step after ready on."""
+    made = tmp_path / "calls"
+    model = tiny_model.write(tmp_path / "model")
+    path = kernel_pack(model, tmp_path / "kernels.atlaspack")
+    code = f"""
+    sys.path.insert(0, {str(ROOT)!r})
+    from pathlib import Path
+    from atlas.runtime import step
+    from tests.models.run import greedy, load
+
+    runner = load(Path({str(model)!r}), "cuda", "bf16", kernel_packs=({str(path)!r},), kv_memory_bytes=1 << 20)
+    for rows in (1, 8):
+        runner.backend.capture(runner._forward, step.PHASE_DECODE, rows)
+    ready = sum(1 for _ in open(os.environ["FAKE_CUDA_CALLS"]))
+    tokens = greedy(runner, [[1, 2, 3], [4, 5]], 20, 2)
+    print(*map(len, tokens), *open(os.environ["FAKE_CUDA_CALLS"]).read().split()[ready:])
+    """
+    status, output = run(fake_driver, code, FAKE_CUDA_CALLS=str(made))
+    assert status == 0, output
+    assert output.startswith("20 20 cu")
+    allowed = {
+        "cuCtxSetCurrent",
+        "cuEventQuery",
+        "cuEventRecord",
+        "cuEventSynchronize",
+        "cuGraphLaunch",
+        "cuLaunchKernelEx",
+        "cuMemcpyDtoHAsync_v2",
+        "cuMemcpyHtoDAsync_v2",
+        "cuStreamSynchronize",
+    }
+    assert set(output.split()[2:]) <= allowed

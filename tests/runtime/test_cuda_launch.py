@@ -1,0 +1,117 @@
+"""How the CUDA backend chooses and launches kernels, on the fake driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.fake_cuda import program
+
+VARIANTS = """
+def made_for(kernel, phase, max_rows):
+    return variant(kernel=kernel, phase=phase, max_rows=max_rows, grid=[[-1, 1, max_rows or 999]] + [[-1, 1, 1]] * 2)
+
+handle = backend.load([launch(variants=[
+    made_for("other", 2, 16), made_for("other", 2, 8), made_for("store_dim", 1, 0), made_for("store_dim", 2, 256),
+])])
+
+def launched(rows, phase):
+    backend.begin_step(0, step(rows, phase), 64)
+    backend.run(handle, 0, 1)
+"""
+
+
+def launches(log: Path) -> list[str]:
+    return [line for line in log.read_text().splitlines() if "attribute" not in line]
+
+
+def test_the_least_variant_of_the_phase_that_holds_the_rows_is_launched(fake_driver: Path, tmp_path: Path) -> None:
+    code = """
+    for rows in (1, 8, 9, 16, 17, 256):
+        launched(rows, PHASE_DECODE)
+    for rows in (1, 4096):
+        launched(rows, PHASE_PREFILL)
+    """
+    log = tmp_path / "log"
+    assert program(fake_driver, VARIANTS, code, FAKE_CUDA_LOG=str(log))[0] == 0
+    names = ["other 8", "other 8", "other 16", "other 16", "store_dim 256", "store_dim 256"]
+    names += ["store_dim 999", "store_dim 999"]
+    assert [" ".join(line.split()[:2]) for line in launches(log)] == names
+
+
+def test_rows_that_no_variant_holds(fake_driver: Path) -> None:
+    status, output = program(fake_driver, VARIANTS, "attempt(lambda: launched(257, PHASE_DECODE))")
+    assert status == 3
+    assert (
+        "launch layers.0.test of op rms_norm has no kernel for 257 rows in phase decode; there are: decode up to 8, "
+        "decode up to 16, decode up to 256, prefill" in output
+    )
+
+
+def test_attributes(fake_driver: Path, tmp_path: Path) -> None:
+    """Every launch carries what its variant declares; clusters above 8 blocks are allowed where declared only."""
+    code = """
+    grid = [[0, 4, 16], [-1, 1, 1], [-1, 1, 1]]
+    handle = backend.load([
+        launch(),
+        launch(pdl=True, cluster=4, grid=grid, shared=100000),
+        launch(kernel="other", cluster=16, grid=grid),
+        launch(cooperative=True, grid=[[-1, 1, 132], [-1, 1, 1], [-1, 1, 1]]),
+    ])
+    backend.begin_step(0, step(5), 64)
+    backend.run(handle, 0, 4)
+    """
+    log = tmp_path / "log"
+    assert program(fake_driver, code, FAKE_CUDA_LOG=str(log))[0] == 0
+    assert log.read_text().splitlines() == [
+        "store_dim: attribute 8 = 100000",
+        "store_dim: attribute 9 = 100",
+        "other: attribute 14 = 1",
+        "store_dim 4 3 1 64 0",
+        "store_dim 32 1 1 64 100000 pdl=1 cluster=4",
+        "other 32 1 1 64 0 cluster=16",
+        "store_dim 132 1 1 64 0 cooperative=1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("record", "variables", "expected"),
+    [
+        (
+            "launch(cluster=4)",
+            {},
+            "launch layers.0.test of op rms_norm (kernel store_dim): clusters of 4 blocks do not divide a grid of 2",
+        ),
+        (
+            "launch(cluster=2)",
+            {"FAKE_CUDA_OCCUPANCY": "0"},
+            "no cluster of 2 blocks with 0 bytes of shared memory each fits on Fake GPU 0",
+        ),
+        ("launch(cluster=2)", {"FAKE_CUDA_CLUSTERS": "0"}, "Fake GPU 0 (compute capability 9.0) has no clusters"),
+        ("launch(cooperative=True)", {}, "a cooperative grid may not depend on a dim of the step"),
+        (
+            "launch(cooperative=True, grid=[[-1, 1, 133], [-1, 1, 1], [-1, 1, 1]])",
+            {},
+            "a cooperative grid of 133 blocks, Fake GPU 0 holds 132 at once",
+        ),
+        ("launch(row_dim=1)", {}, "launch layers.0.test of op rms_norm: no dim 1"),
+        ("launch(variants=[variant(), variant(kernel='absent')])", {}, "(kernel absent) is not in device image 0"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused_at_load(
+    fake_driver: Path, record: str, variables: dict[str, str], expected: str
+) -> None:
+    status, output = program(fake_driver, f"attempt(lambda: backend.load([{record}]))", **variables)
+    assert status == 3
+    assert expected in output
+
+
+def test_a_launch_without_variants_is_no_launch(fake_driver: Path) -> None:
+    code = """
+    try:
+        backend.load([{**launch(), "variants": []}])
+    except ValueError as error:
+        print(error)
+    """
+    assert program(fake_driver, code) == (0, "launch layers.0.test has no variant\n")
