@@ -18,13 +18,16 @@
 namespace atlas {
 
 constexpr int kConsumers = 2 * kWarpgroup;
-// 256 tokens need more registers than an even share: a whole warpgroup copies, and gives up its own.
+// 256 tokens need more registers than an even share: a whole warpgroup copies, and gives up its
+// own.
 __host__ __device__ constexpr bool moves_registers(int tokens) { return tokens == 256; }
 __host__ __device__ constexpr int decode_threads(int tokens) {
   return kConsumers + (moves_registers(tokens) ? kWarpgroup : 32);
 }
 
-__host__ __device__ constexpr int align_up(int bytes, int unit) { return (bytes + unit - 1) / unit * unit; }
+__host__ __device__ constexpr int align_up(int bytes, int unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
 
 // kBlocks row blocks; kTiles tiles of k; kBytes of dynamic shared memory.
 template <class Weights, int kN, int kBlocks, int kTiles, int kSplits, int kPair, bool kShare,
@@ -179,8 +182,7 @@ class DecodeProduct {
   // Announces all of the slot's bytes.
   __device__ void load_weights(const unsigned char* weights, Position at, int i) {
     const int tiles = tiles_in(at.k), bytes = tiles * Weights::kTile;
-    full_[i].arrive_expect(bytes +
-                           tiles * kN * (kTileRowBytes + (Weights::kScaled ? 4 : 0)));
+    full_[i].arrive_expect(bytes + tiles * kN * (kTileRowBytes + (Weights::kScaled ? 4 : 0)));
     bulk_load(ring_ + i * kSlotBytes,
               weights + existing(at.block + pair_) * kBlockBytes +
                   static_cast<size_t>(at.k) * kWeightBytes,
@@ -200,8 +202,8 @@ class DecodeProduct {
         copy(to + kTokensAt + (tile * kN + row) * kTileRowBytes,
              from + row % kTileRows * kTileRowBytes, kCopy * kTileRowBytes, i);
         if constexpr (Weights::kScaled) {
-          copy(to + kWeightBytes + (tile * kN + row) * 4,
-               from + kTileBytes + row % kTileRows * 4, kCopy * 4, i);
+          copy(to + kWeightBytes + (tile * kN + row) * 4, from + kTileBytes + row % kTileRows * 4,
+               kCopy * 4, i);
         }
       }
     }

@@ -3,12 +3,11 @@
 //
 // Two warpgroups share a block, 64 rows each; tokens are wgmma's N. A format is a class template of
 // N with
-//   kTile     bytes of 128 weight rows by one tile of tokens (128 bytes of k), as they lie in memory
-//   kTail     bytes of a row block behind its tiles
-//   kSpan     tiles that one slot of the ring holds, side by side
-//   kScaled   whether tokens are f8g128: a scale a row behind the codes of each tile
-//   kLag      slots whose products may still run when multiply() returns: 0 or 1
-//   sum       fp32, where wgmma.cuh has D: thread (warp w, g, t) holds rows 16 w + g + 8 i of its
+//   kTile     bytes of 128 weight rows by one tile of tokens (128 bytes of k), as they lie in
+//   memory kTail     bytes of a row block behind its tiles kSpan     tiles that one slot of the
+//   ring holds, side by side kScaled   whether tokens are f8g128: a scale a row behind the codes of
+//   each tile kLag      slots whose products may still run when multiply() returns: 0 or 1 sum
+//   fp32, where wgmma.cuh has D: thread (warp w, g, t) holds rows 16 w + g + 8 i of its
 //             warpgroup, tokens 8 j + 2 t + e in sum[4 j + 2 i + e]
 //   clear(), multiply(slot, tiles) for the first `tiles` of a slot, finish(tail)
 // Which slots a product is cut into must not depend on N, nor the order of its arithmetic: every N
@@ -33,7 +32,9 @@ __device__ inline int warpgroup() { return threadIdx.x / kWarpgroup; }
 // bf16 by bf16: wgmma adds up the whole of k.
 template <int kN>
 struct Bf16Weights {
-  static constexpr int kTile = kTileBytes, kTail = 0, kSpan = 1, kLag = 1;
+  static constexpr int kTile = kTileBytes, kTail = 0, kSpan = 1;
+  // Few tokens: the ring is short of data, so a slot is given back at once. Many: products overlap.
+  static constexpr int kLag = kN < 64 ? 0 : 1;
   static constexpr bool kScaled = false;
   float sum[kN / 2];
 
@@ -48,10 +49,10 @@ struct Bf16Weights {
 #pragma unroll
     for (int i = 0; i < 4; ++i) Wgmma<kN>::bf16_ss(sum, a + 2 * i, b + 2 * i, 1);
     wgmma_commit();
-    wgmma_wait<1>();
+    wgmma_wait<kLag>();
   }
   __device__ void finish(const unsigned char* /*tail*/) {
-    wgmma_wait<0>();
+    if constexpr (kLag != 0) wgmma_wait<0>();
     wgmma_hold(sum);
   }
 };
