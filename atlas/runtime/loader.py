@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Mapping
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -18,7 +21,7 @@ from atlas.runtime.program import Buffer, StepPrograms
 from atlas.targets.formats import FORMATS
 from atlas.weights import Checkpoint
 from atlas.weights.checkpoint import TensorInfo
-from atlas.weights.layouts import LAYOUTS
+from atlas.weights.layouts import LAYOUTS, Layout
 from atlas.weights.quantized import QuantizedArray, concatenate
 from atlas.weights.quantizers import quantize_rows
 
@@ -27,6 +30,9 @@ _log = logging.getLogger(__name__)
 RUN_BYTES = 32 << 20
 """Of fp32 values that are in memory together while a buffer is loaded, beside a few copies of as many: a
 few hundred MB in the worst case, whatever the model's size, and large enough for NumPy to be busy."""
+
+MOST_PACKERS = 8
+"""Threads that pack for a GPU: each holds a few copies of a run."""
 
 _IGNORABLE = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 """Tensors that old checkpoints carry and that config.json already determines."""
@@ -138,17 +144,58 @@ def load(
     """
     total = sum(bound.plan.sizes[name] for name in sources)
     written = 0
-    for name, source in sources.items():
-        buffer, layout = bound.buffers[name], LAYOUTS[layouts[name]]
-        shape = buffer.extents({})
-        run = _rows_at_once(shape, layout.row_granule)
-        for begin in range(0, shape[0], run):
-            part = _assemble(checkpoint, buffer, source, begin, min(begin + run, shape[0]))
-            packed = layout.pack(part, buffer.dtype)
-            backend.write(bound.plan.offsets[name] + layout.nbytes((begin, *shape[1:]), buffer.dtype), packed)
+    with concurrent.futures.ThreadPoolExecutor(_packers(backend)) as pool:
+        pending: deque[concurrent.futures.Future[tuple[int, Array]]] = deque()
+
+        def write_first() -> None:
+            nonlocal written
+            offset, packed = pending.popleft().result()
+            backend.write(offset, packed)
             written += packed.nbytes
             progress(written, total)
+
+        for name, source in sources.items():
+            buffer, layout, offset = bound.buffers[name], LAYOUTS[layouts[name]], bound.plan.offsets[name]
+            for first, spans in _runs(buffer.extents({}), layout):
+                pending.append(pool.submit(_pack, checkpoint, buffer, source, layout, offset, first, spans))
+                if len(pending) >= _packers(backend):
+                    write_first()
+        while pending:
+            write_first()
     return written
+
+
+def _packers(backend: Backend) -> int:
+    """Threads that read, convert and pack. A GPU takes bytes faster than one thread makes them; beside a CPU
+    backend they would only take each other's memory bandwidth."""
+    return max(1, min(MOST_PACKERS, len(os.sched_getaffinity(0)))) if backend.name == "cuda" else 1
+
+
+def _runs(shape: tuple[int, ...], layout: Layout) -> Iterator[tuple[int, list[slice]]]:
+    """The runs in which a buffer is packed: first stored row, and which rows (of both halves, if paired)."""
+    halves = 2 if layout.paired else 1
+    rows = shape[0] // halves
+    run = _rows_at_once(shape, layout.row_granule) // halves
+    for begin in range(0, rows, run):
+        end = min(begin + run, rows)
+        yield halves * begin, [slice(half * rows + begin, half * rows + end) for half in range(halves)]
+
+
+def _pack(
+    checkpoint: Checkpoint,
+    buffer: Buffer,
+    source: WeightSource,
+    layout: Layout,
+    offset: int,
+    first: int,
+    spans: list[slice],
+) -> tuple[int, Array]:
+    """One run: where in the arena it goes, and its bytes."""
+    parts = [_assemble(checkpoint, buffer, source, span.start, span.stop) for span in spans]
+    quantised = [part for part in parts if isinstance(part, QuantizedArray)]
+    plain = [part for part in parts if not isinstance(part, QuantizedArray)]
+    part = concatenate(quantised) if quantised else np.concatenate(plain) if len(plain) > 1 else plain[0]
+    return offset + layout.nbytes((first, *buffer.extents({})[1:]), buffer.dtype), layout.pack(part, buffer.dtype)
 
 
 def _rows_at_once(shape: tuple[int, ...], granule: int) -> int:

@@ -30,9 +30,12 @@ class Layout(abc.ABC):
 
     row_granule: rows that are packed together: a run of whole granules can be packed by itself, and its bytes
         stand where they would in the packed whole, so that a large matrix need never be in memory at once.
+    paired: the rows are two halves, and row i of one is stored beside row i of the other: a run is taken from both,
+        half a granule or a multiple of it each, and packed as a matrix of its own.
     """
 
     row_granule: int = 1
+    paired: bool = False
 
     @abc.abstractmethod
     def nbytes(self, shape: tuple[int, ...], dtype: str) -> int:
