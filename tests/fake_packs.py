@@ -9,7 +9,7 @@ from typing import Any
 
 from atlas.build import pack
 from atlas.build.compile import ImageBlob
-from atlas.build.manifest import KernelEntry, KernelSet, Manifest
+from atlas.build.manifest import KernelEntry, KernelSet, KernelVariant, Manifest
 from atlas.ops import OPS
 
 SHAPE = "0123456789abcdef"
@@ -28,8 +28,10 @@ def entry(op: str, image: int, **changes: Any) -> KernelEntry:
         "name": f"{op}__hidden576",
         "op": op,
         "contract": OPS[op].contract_hash(),
-        "source": f"cuda/{op}.cu",
         "layouts": {},
+    }
+    variant: dict[str, Any] = {
+        "source": f"cuda/{op}.cu",
         "image": image,
         "symbol": f"atlas_{op}",
         "grid": ((0, 1, 1), (-1, 1, 1), (-1, 1, 1)),
@@ -37,7 +39,9 @@ def entry(op: str, image: int, **changes: Any) -> KernelEntry:
         "knobs": {"THREADS": 128},
         "source_hash": "ab" * 32,
     }
-    return KernelEntry(**{**fields, **changes})
+    for name, value in changes.items():
+        (fields if name in fields else variant)[name] = value
+    return KernelEntry(**fields, variants=(KernelVariant(**variant),))
 
 
 def build(

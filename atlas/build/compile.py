@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from atlas.build import architecture, kernel_file
@@ -30,9 +30,9 @@ EMBED_CHOICES = {
 }
 
 
-def closure(target: Target) -> list[KernelKey]:
-    """Every kernel that the target's programs need."""
-    return list(status.closure(target.facts, target.quant, target.hardware.kind))
+def closure(target: Target) -> Mapping[KernelKey, tuple[str, ...]]:
+    """Every kernel that the target's programs need, and the phases of a step that need it."""
+    return status.closure(target.facts, target.quant, target.hardware.kind)
 
 
 def build(
@@ -110,20 +110,20 @@ class ImageBlob:
 
 
 def compile_keys(
-    root: Path, target: Target, keys: Iterable[KernelKey], arch: str, jobs: int, blob: ImageBlob
+    root: Path, target: Target, keys: Mapping[KernelKey, tuple[str, ...]], arch: str, jobs: int, blob: ImageBlob
 ) -> tuple[KernelEntry, ...]:
-    """Compile kernels of one CUDA target for `arch`, `jobs` at a time.
+    """Compile kernels of one CUDA target for `arch`, `jobs` at a time. keys: each with the phases that need it.
 
     Raises:
         BuildError: an op without a kernel, a compile error, or a kernel that fails a check
             (atlas/build/kernel_job.py).
     """
-    return _compile_all(root, [(target, list(keys), arch)], jobs, blob, lambda _: None)[0]
+    return _compile_all(root, [(target, keys, arch)], jobs, blob, lambda _: None)[0]
 
 
 def _compile_all(
     root: Path,
-    wanted: Sequence[tuple[Target, Sequence[KernelKey], str]],
+    wanted: Sequence[tuple[Target, Mapping[KernelKey, tuple[str, ...]], str]],
     jobs: int,
     blob: ImageBlob,
     report: Callable[[str], None],
@@ -135,17 +135,17 @@ def _compile_all(
     with kernel_job.Compiler(jobs) as compiler:
         planned = []
         for target, keys, arch in wanted:
-            planned.append([kernel_job.plan(root, target, key, arch) for key in keys])
-            for job in planned[-1]:
-                compiler.start(job)
+            planned.append([kernel_job.plan(root, target, key, arch, phases) for key, phases in keys.items()])
+            for variants in planned[-1]:
+                for job in variants:
+                    compiler.start(job)
         entries = []
-        for jobs_of_target in planned:
+        for kernels_of_target in planned:
             # In the keys' order, whichever thread was done first: the same build gives the same bytes.
             mine = []
-            for job in jobs_of_target:
-                compiled = compiler.result(job)
-                kernel_job.check(job, compiled)
-                mine.append(kernel_job.entry(job, compiled, blob.add, embed))
+            for variants in kernels_of_target:
+                done = [(job, compiler.result(job)) for job in variants]
+                mine.append(kernel_job.entry(done, blob.add, embed))
             entries.append(tuple(mine))
         new = len(compiler.compiled)
         report(f"{compiler.distinct} different kernels, {new} compiled, {compiler.distinct - new} from the cache")
@@ -170,7 +170,7 @@ def _cpu_set(root: Path, target: Target) -> KernelSet:
                 op=op,
                 contract=OPS[op].contract_hash(),
                 source=path.relative_to(root).as_posix(),
-                layouts=dict(declared.layouts),
+                layouts=declared.layouts_of({o.name: "" for o in OPS[op].operands}, target.hardware.layouts),
             )
     for model, facts in targets.models(root).items():
         for key in closure(dataclasses.replace(target, model=model, facts=facts)):

@@ -25,6 +25,9 @@ ROWS: Mapping[int, float] = {1: 0.4, 8: 0.25, 32: 0.2, 128: 0.1, 512: 0.05}
 """Rows of a step -> weight. One kernel serves every batch size, so a choice is judged over all of them;
 decode steps, 1 to 32 rows, are nearly all of the steps that a server runs."""
 
+PREFILL_ROWS: Mapping[int, float] = {128: 0.2, 1024: 0.3, 8192: 0.5}
+"""The same where a kernel serves prompts alone: short ones, and chunks of long ones."""
+
 LATENCY_US = 0.75
 """A round trip to memory, measured on Hopper-class parts by others as 0.6 to 0.8 us under light load."""
 STEP_US = 0.08
@@ -61,12 +64,20 @@ def relative(
     declared: Declaration, names: Mapping[str, int], hardware: Hardware, candidates: Sequence[Mapping[str, int]]
 ) -> list[float]:
     """Per candidate: the sum over ROWS of weight x estimated time relative to the declared knobs' time."""
-    base = microseconds(declared, names, hardware, declared.knobs, tuple(ROWS))
+    weights = rows_of(declared.phase, names.get("max_rows", 0))
+    base = microseconds(declared, names, hardware, declared.knobs, tuple(weights))
     result = []
     for knobs in candidates:
-        times = microseconds(declared, names, hardware, knobs, tuple(ROWS))
-        result.append(sum(w * t / b for w, t, b in zip(ROWS.values(), times, base, strict=True)))
+        times = microseconds(declared, names, hardware, knobs, tuple(weights))
+        result.append(sum(w * t / b for w, t, b in zip(weights.values(), times, base, strict=True)))
     return result
+
+
+def rows_of(phase: str, max_rows: int) -> Mapping[int, float]:
+    """Rows of a step -> weight, for a variant: its bound, a prompt's chunks, or all."""
+    if max_rows:
+        return {max_rows: 1.0}
+    return PREFILL_ROWS if phase == "prefill" else ROWS
 
 
 def microseconds(
@@ -80,7 +91,8 @@ def microseconds(
     known = {**names, **knobs}
     where = str(declared.path)
     cost = {key: evaluate(declared.cost.get(key, 0), known, where) for key in COSTS}
-    grid, threads, shared = declared.geometry(names, knobs)
+    geometry = declared.geometry(names, knobs)
+    grid, threads, shared = geometry.grid, geometry.block, geometry.shared
     resident = min(
         BLOCKS_PER_MULTIPROCESSOR,
         max(1, THREADS_PER_MULTIPROCESSOR // threads),

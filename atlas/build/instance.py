@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from atlas.errors import BuildError
 from atlas.ops import OPS
 from atlas.runtime.program import KernelKey
+from atlas.targets.formats import FORMATS
 from atlas.targets.shape import KV_BLOCK_SIZE
 
 HEADER_NAME = "atlas/instance.h"
@@ -22,18 +23,22 @@ CUDA_TYPES = {
     "i32": "int",
     "u32": "unsigned",
     "i64": "long long",
+    **dict.fromkeys(FORMATS, "unsigned char"),
 }
-"""Element type -> its name in CUDA C++."""
+"""Element type -> its name in CUDA C++. What a block format's bytes mean is for its layout to say."""
 
 
-def instance_header(key: KernelKey, symbol: str, knobs: Mapping[str, int], block: int) -> str:
+def instance_header(
+    key: KernelKey, symbol: str, knobs: Mapping[str, int], launch: Mapping[str, int], layouts: Mapping[str, str]
+) -> str:
     """The text of `atlas/instance.h`.
 
     Args:
         key: op, element types and constants of the instance.
         symbol: the kernel's name in the device image.
         knobs: tuning values, as declared beside the kernel or overridden by a target.
-        block: threads per block.
+        launch: threads per block, and what else is known of the launch.
+        layouts: of operands that are not row-major.
 
     Raises:
         BuildError: an element type without a name in CUDA C++.
@@ -46,6 +51,9 @@ def instance_header(key: KernelKey, symbol: str, knobs: Mapping[str, int], block
         for name, value in key.constants
     ]
     types, given = [], dict(key.dtypes)
+    # For the preprocessor, which sees neither types nor strings: code for what an instance has not may not compile.
+    defines = [f"#define ATLAS_TYPE_{name.upper()}_{dtype.upper()} 1" for name, dtype in key.dtypes]
+    defines += [f"#define ATLAS_LAYOUT_{name.upper()}_{layout.upper()} 1" for name, layout in sorted(layouts.items())]
     for operand in op.operands:
         dtype = given.get(operand.name, operand.dtypes[0])
         if dtype not in CUDA_TYPES:
@@ -65,9 +73,11 @@ def instance_header(key: KernelKey, symbol: str, knobs: Mapping[str, int], block
         *_namespace("knobs", [f"constexpr int {name} = {value};" for name, value in sorted(knobs.items())]),
         *_namespace("types", types),
         *optional,
-        *_namespace("launch", [f"constexpr int block = {block};"]),
+        *_namespace("formats", [f'constexpr char {name}[] = "{dtype}";' for name, dtype in key.dtypes]),
+        *_namespace("launch", [f"constexpr int {name} = {value};" for name, value in launch.items()]),
         *_namespace("layout", [f"constexpr int kv_block_size = {KV_BLOCK_SIZE};"]),
-        f'#define ATLAS_KERNEL extern "C" __global__ void __launch_bounds__({block}, 1) {symbol}',
+        *defines,
+        f'#define ATLAS_KERNEL extern "C" __global__ void __launch_bounds__({launch["block"]}, 1) {symbol}',
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,12 +1,20 @@
 """A kernel file's declaration: launch geometry, knobs, limits and layouts, written beside the kernel.
 
-Every kernel file opens with a comment that begins `/* atlas` and holds TOML:
+A file is called `<op>.cu` if it serves both phases of a step, `<op>.prefill.cu` or `<op>.decode.cu` if it serves one
+(atlas/runtime/step.py); a word of choice may stand between, `linear.w4.decode.cu`. It opens with a comment that begins
+`/* atlas` and holds TOML:
 
     /* atlas
     [launch]
     grid = ["ceil_div(rows, TILE_M)", "ceil_div(n, TILE_N)", 1]
     block = 128
     shared = 0
+    cluster = 1
+    pdl = true
+    [rows]
+    up_to = [8, 16, 32]
+    [serves]
+    weight = ["bf16"]
     [limits]
     spills = 0
     [knobs]
@@ -22,12 +30,24 @@ Every kernel file opens with a comment that begins `/* atlas` and holds TOML:
 
 A grid axis is an integer expression over constants and knobs, or has exactly one run-time dim, as
 `dim`, `ceil_div(dim, E)` or a product of one of these with an integer expression. Expressions know the
-op's constants, the knobs, and `size_<operand>`, bytes of an operand's element; rules
-of legality also `multiprocessors` and `shared_memory_per_block` of the hardware.
+op's constants, the knobs, `max_rows` of the variant (0: any number), `cluster_blocks` of the hardware, and
+`size_<operand>`, bytes of an operand's element (0 of a block format); rules of legality also `multiprocessors` and
+`shared_memory_per_block` of the hardware.
+
+A layout is one of LAYOUT_NAMES (atlas/weights/layouts.py), or a name to which HARDWARE.toml gives one, or a table of
+these by dtype: `{ bf16 = "tiles", other = "row_major" }`. All kernels that touch a buffer must agree.
+
+`[rows] up_to` makes one variant of the kernel for each bound; a launch takes the smallest that holds its rows. They,
+and a file's two phases, must agree in their layouts; a phase's variants also in every bit of a row's result.
 
 | table | key | meaning |
 | --- | --- | --- |
 | launch | grid, block, shared | launch geometry; dynamic shared memory in bytes |
+| launch | cluster | blocks of a cluster, along x; 1 if absent |
+| launch | pdl | true: it may start before its predecessor has ended (kernels/cuda/include/atlas/pdl.cuh) |
+| launch | cooperative | true: all blocks must be resident together |
+| rows | up_to | most rows of each variant, ascending; a last 0 stands for any number |
+| serves | OPERAND | element types and formats of it that this file is for; all if absent |
 | limits | spills | bytes of register spills allowed; 0 if absent |
 | limits | seconds | processor time that compiling may take; 30 if absent |
 | limits | unread | inputs that this kernel has no need to read |
@@ -36,7 +56,7 @@ of legality also `multiprocessors` and `shared_memory_per_block` of the hardware
 | knobs | legal | comparisons that a choice must satisfy |
 | knobs.choices | NAME | values to choose from, by tuning or by the cost model |
 | cost | bytes, flops, trips, steps, memory | what a block costs, for the cost model (atlas/build/cost_model.py) |
-| layouts | OPERAND | its storage layout (atlas/weights/layouts.py) |
+| layouts | OPERAND | its storage layout (see below) |
 | levels | also | CPU: instruction-set levels that are compiled on request, for which this file has code of its own |
 """
 
@@ -61,7 +81,9 @@ _DECLARATION = re.compile(r"/\* atlas\n(.*?)\*/", re.DOTALL)
 _CPU_KERNEL = re.compile(r"^ATLAS_CPU_KERNEL\(\s*\"([\w.]+)\"", re.MULTILINE)
 COSTS = ("bytes", "flops", "trips", "steps", "memory")
 _TABLES: dict[str, tuple[str, ...] | None] = {
-    "launch": ("grid", "block", "shared"),
+    "launch": ("grid", "block", "shared", "cluster", "pdl", "cooperative"),
+    "rows": ("up_to",),
+    "serves": None,
     "limits": ("spills", "seconds", "unread", "same_bits"),
     "knobs": None,
     "layouts": None,
@@ -77,6 +99,17 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
     ast.GtE: operator.ge,
 }
 DEFAULT_SECONDS = 30
+ROW_MAJOR, OTHER = "row_major", "other"
+LAYOUT_NAMES = (ROW_MAJOR, "panel16", "tiles", "tiles_paired", "kv_tiles", "frag4", "frag4_paired")
+"""Of atlas/weights/layouts.py, which needs NumPy, so that a build environment cannot ask it; a test compares them."""
+
+PHASES = ("prefill", "decode")
+"""Of a step, as they stand in file names. Their numbers in a manifest are 1 and 2; 0 is a file for both."""
+
+
+def phase_number(phase: str) -> int:
+    """Of a phase, or of "" for both."""
+    return PHASES.index(phase) + 1 if phase else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +122,18 @@ class Axis:
 
 
 @dataclasses.dataclass(frozen=True)
+class Geometry:
+    """How one specialisation is launched: grid axes, threads per block, dynamic shared memory, blocks of a cluster."""
+
+    grid: tuple[Axis, ...]
+    block: int
+    shared: int
+    cluster: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Declaration:
-    """What a kernel file says about itself."""
+    """What a kernel file says about itself. phase: "" if it serves both."""
 
     path: Path
     op: str
@@ -99,7 +142,7 @@ class Declaration:
     shared: str | int
     spills: int
     knobs: Mapping[str, int]
-    layouts: Mapping[str, str]
+    layouts: Mapping[str, str | Mapping[str, str]]
     choices: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     legal: tuple[str, ...] = ()
     cost: Mapping[str, str | int] = dataclasses.field(default_factory=dict)
@@ -107,6 +150,43 @@ class Declaration:
     unread: tuple[str, ...] = ()
     same_bits: bool = False
     also: tuple[str, ...] = ()
+    phase: str = ""
+    up_to: tuple[int, ...] = ()
+    cluster: str | int = 1
+    pdl: bool = False
+    cooperative: bool = False
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Most rows of each variant; 0: any number."""
+        return self.up_to or (0,)
+
+    def layouts_of(self, dtypes: Mapping[str, str], roles: Mapping[str, str]) -> dict[str, str]:
+        """The layout of each operand that a launch has and that is not row-major.
+
+        roles: what the hardware calls a layout by what is stored in it (`layouts` of HARDWARE.toml).
+
+        Raises:
+            BuildError: none is declared for the operand's dtype.
+        """
+        result = {}
+        for operand, declared in self.layouts.items():
+            if operand not in dtypes:
+                continue
+            if not isinstance(declared, str):
+                found = declared.get(dtypes[operand], declared.get(OTHER))
+                if found is None:
+                    raise BuildError(
+                        str(self.path), f"[layouts] {operand} has none for {dtypes[operand]}", ", ".join(declared)
+                    )
+                declared = found
+            layout = roles.get(declared, declared)
+            if layout not in LAYOUT_NAMES:
+                accepted = ", ".join((*LAYOUT_NAMES, *roles))
+                raise BuildError(str(self.path), f"[layouts] {operand} is {declared!r}", accepted)
+            if layout != ROW_MAJOR:
+                result[operand] = layout
+        return result
 
     def violated(self, names: Mapping[str, int]) -> str | None:
         """The first of `legal` that does not hold for these constants, knobs and hardware facts."""
@@ -116,10 +196,8 @@ class Declaration:
                 return text
         return None
 
-    def geometry(
-        self, constants: Mapping[str, int | float], knobs: Mapping[str, int]
-    ) -> tuple[tuple[Axis, ...], int, int]:
-        """Grid axes, threads per block and dynamic shared memory in bytes, for one specialisation."""
+    def geometry(self, constants: Mapping[str, int | float], knobs: Mapping[str, int]) -> Geometry:
+        """The launch geometry of one specialisation."""
         names = {name: value for name, value in constants.items() if isinstance(value, int)} | dict(knobs)
         where = str(self.path)
         dims = OPS[self.op].dims
@@ -127,7 +205,7 @@ class Declaration:
             axes = tuple(_axis(text, dims, names, where) for text in self.grid)
         except ZeroDivisionError:
             raise BuildError(where, f"grid {list(self.grid)} divides by zero with {dict(knobs)}") from None
-        return axes, evaluate(self.block, names, where), evaluate(self.shared, names, where)
+        return Geometry(axes, *(evaluate(e, names, where) for e in (self.block, self.shared, self.cluster)))
 
 
 def declaration(path: Path) -> Declaration:
@@ -137,7 +215,7 @@ def declaration(path: Path) -> Declaration:
         BuildError: no op of the file's name, no declaration, bad TOML, or an unknown table, key, knob
             type or operand.
     """
-    op, where = path.stem, str(path)
+    (op, phase), where = named(path), str(path)
     if op not in OPS:
         near = difflib.get_close_matches(op, OPS)
         raise BuildError(where, f"no op is called {op!r}", ", ".join(OPS), f"nearest: {near[0]}" if near else "")
@@ -146,10 +224,7 @@ def declaration(path: Path) -> Declaration:
         if path.suffix == ".cu":
             raise BuildError(where, "has no '/* atlas' declaration")
         return Declaration(path, op, (1, 1, 1), 1, 0, 0, {}, {})
-    try:
-        document: dict[str, dict[str, Any]] = tomllib.loads(match.group(1))
-    except tomllib.TOMLDecodeError as error:
-        raise BuildError(where, f"declaration is not valid TOML: {error}") from None
+    document = _document(match.group(1), where)
     for table, content in document.items():
         if table not in _TABLES:
             raise BuildError(where, f"unknown table [{table}]", ", ".join(_TABLES))
@@ -157,7 +232,16 @@ def declaration(path: Path) -> Declaration:
         for key in content:
             if keys is not None and key not in keys:
                 raise BuildError(where, f"unknown key {key!r} in [{table}]", ", ".join(keys))
-    layouts = document.get("layouts", {})
+    operands = [operand.name for operand in OPS[op].operands]
+    for table in ("layouts", "serves"):
+        for operand in document.get(table, {}):
+            if operand not in operands:
+                raise BuildError(where, f"[{table}] names {operand!r}", ", ".join(operands))
+    for operand, layout in document.get("layouts", {}).items():
+        texts = layout.values() if isinstance(layout, dict) else (layout,)
+        if not all(isinstance(text, str) for text in texts):
+            raise BuildError(where, f"[layouts] {operand} is {layout!r}", "a layout, or a table: dtype = layout")
+    _serves(document, where)
     also = document.get("levels", {}).get("also", [])
     if not isinstance(also, list) or not all(isinstance(level, str) for level in also):
         raise BuildError(where, f"[levels] also is {also!r}", "a list of levels of kernels/cpu/HARDWARE.toml")
@@ -170,10 +254,15 @@ def declaration(path: Path) -> Declaration:
     for name in limits.get("unread", []):
         if name not in inputs:
             raise BuildError(where, f"[limits] unread names {name!r}", ", ".join(inputs))
-    for operand in layouts:
-        if operand not in {o.name for o in OPS[op].operands}:
-            raise BuildError(where, f"[layouts] names {operand!r}", ", ".join(o.name for o in OPS[op].operands))
     launch = document.get("launch", {})
+    for key in ("pdl", "cooperative"):
+        if not isinstance(launch.get(key, False), bool):
+            raise BuildError(where, f"[launch] {key} is {launch[key]!r}", "true or false")
+    up_to = document.get("rows", {}).get("up_to", [])
+    # The last may be 0, any number, which no bound exceeds.
+    ascending = isinstance(up_to, list) and all(type(bound) is int and bound >= 0 for bound in up_to)
+    if not ascending or [*filter(None, up_to)] != sorted({*up_to} - {0}) or 0 in up_to[:-1]:
+        raise BuildError(where, f"[rows] up_to is {up_to!r}", "ascending numbers of rows; the last may be 0, for any")
     grid = launch.get("grid", [1, 1, 1])
     if not isinstance(grid, list) or len(grid) != 3:
         raise BuildError(where, f"grid is {grid!r}", "three expressions")
@@ -185,7 +274,7 @@ def declaration(path: Path) -> Declaration:
         launch.get("shared", 0),
         limits.get("spills", 0),
         knobs,
-        layouts,
+        document.get("layouts", {}),
         choices,
         legal,
         document.get("cost", {}),
@@ -193,7 +282,48 @@ def declaration(path: Path) -> Declaration:
         tuple(limits.get("unread", [])),
         limits.get("same_bits", False),
         tuple(also),
+        phase,
+        tuple(up_to),
+        launch.get("cluster", 1),
+        launch.get("pdl", False),
+        launch.get("cooperative", False),
     )
+
+
+def named(path: Path) -> tuple[str, str]:
+    """Op and phase of a kernel file's name; the phase is "" where it serves both."""
+    op, *words = path.name.removesuffix(path.suffix).split(".")
+    return op, words[-1] if words and words[-1] in PHASES else ""
+
+
+def serves(path: Path, dtypes: Mapping[str, str]) -> bool:
+    """Whether a kernel file is for launches whose operands have these element types and formats."""
+    status = path.stat()
+    stated = _stated(path, status.st_mtime_ns, status.st_size)
+    return all(dtypes.get(operand, accepted[0]) in accepted for operand, accepted in stated.items())
+
+
+@functools.lru_cache(maxsize=1024)
+def _stated(path: Path, modified: int, size: int) -> dict[str, tuple[str, ...]]:
+    """[serves] of a file, which is read again when it changes."""
+    del modified, size
+    match = _DECLARATION.search(path.read_text())
+    return _serves(_document(match.group(1), str(path)), str(path)) if match else {}
+
+
+def _serves(document: Mapping[str, Any], where: str) -> dict[str, tuple[str, ...]]:
+    table = document.get("serves", {})
+    for operand, dtypes in table.items():
+        if not isinstance(dtypes, list) or not dtypes or not all(isinstance(dtype, str) for dtype in dtypes):
+            raise BuildError(where, f"[serves] {operand} is {dtypes!r}", "a list of element types and formats")
+    return {operand: tuple(dtypes) for operand, dtypes in table.items()}
+
+
+def _document(text: str, where: str) -> dict[str, dict[str, Any]]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BuildError(where, f"declaration is not valid TOML: {error}") from None
 
 
 _LIMIT_KINDS = {
@@ -243,8 +373,8 @@ def cpu_signatures(path: Path) -> list[str]:
     """Signatures that a CPU kernel file instantiates, from its ATLAS_CPU_KERNEL lines."""
     found = _CPU_KERNEL.findall(path.read_text())
     for signature in found:
-        if signature.split(".")[0] != path.stem:
-            raise BuildError(str(path), f"registers {signature!r}", f"signatures of op {path.stem}")
+        if signature.split(".")[0] != named(path)[0]:
+            raise BuildError(str(path), f"registers {signature!r}", f"signatures of op {named(path)[0]}")
     return found
 
 

@@ -12,15 +12,15 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from atlas.build import cuda, inspect, kernel_cache, kernel_file, knobs
 from atlas.build.kernel_cache import Compiled
-from atlas.build.kernel_file import Axis, Declaration
+from atlas.build.kernel_file import Declaration, Geometry
 from atlas.build.knobs import Chosen
-from atlas.build.manifest import CORE_ABI, KernelEntry
+from atlas.build.manifest import CORE_ABI, KernelEntry, KernelVariant
 from atlas.cache import private_folder
 from atlas.errors import BuildError
 from atlas.ops import OPS
@@ -34,17 +34,21 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"(atlas/[^"]+)"', re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A kernel to compile, and what its entry will say. digest: hash of all that decides the image."""
+    """A variant of a kernel to compile, and what its entry will say.
+
+    phase: that it serves, "" for both.  max_rows: most rows, 0 for any number.
+    digest: hash of all that decides the image.
+    """
 
     target: Target
     key: KernelKey
     path: Path
     source_name: str
     declared: Declaration
+    max_rows: int
+    layouts: Mapping[str, str]
     chosen: Chosen
-    grid: tuple[Axis, ...]
-    block: int
-    shared: int
+    geometry: Geometry
     arch: str
     source: str
     headers: Mapping[str, str]
@@ -52,33 +56,78 @@ class Job:
 
     @property
     def symbol(self) -> str:
-        return f"atlas_{self.key.name()}"
+        return "__".join([f"atlas_{self.key.name()}", *knobs.variant_words(self.declared.phase, self.max_rows)])
 
     @property
     def where(self) -> str:
-        return f"{self.path} for {self.target.name} ({self.key.name()})"
+        words = " ".join([self.key.name(), *knobs.variant_words(self.declared.phase, self.max_rows)])
+        return f"{self.path} for {self.target.name} ({words})"
 
 
-def plan(root: Path, target: Target, key: KernelKey, arch: str, chosen: Chosen | None = None) -> Job:
-    """What is to be compiled for `key`. `chosen`: knob values to use instead of the target's own.
+def plan(root: Path, target: Target, key: KernelKey, arch: str, phases: Sequence[str]) -> list[Job]:
+    """The variants of a kernel that are to be compiled for steps of `phases`.
 
     Raises:
-        BuildError: no kernel, a wrong declaration or tuning, or a launch that the hardware cannot make.
+        BuildError: no kernel, a wrong declaration or tuning, a launch that the hardware cannot make, or variants
+            that want an operand in different layouts.
     """
-    path = targets.resolve(target, key.op)
-    declared = kernel_file.declaration(path)
-    chosen = chosen or knobs.choose(declared, key, target)
-    grid, block, shared = declared.geometry(knobs.names(key), chosen.values)
-    source = path.read_text()
-    headers = include_closure(source, target.hardware, root)
-    instance = cuda.instance_header(key, f"atlas_{key.name()}", chosen.values, block)
-    headers[cuda.INSTANCE_HEADER] = instance
+    jobs = []
+    for path in dict.fromkeys(targets.resolve(target, key.op, phase, dict(key.dtypes)) for phase in phases):
+        declared = kernel_file.declaration(path)
+        jobs += [plan_variant(root, target, key, arch, declared, max_rows) for max_rows in declared.bounds]
+    for job in jobs[1:]:
+        if job.layouts != jobs[0].layouts:
+            operand = next(o for o, _ in key.dtypes if job.layouts.get(o) != jobs[0].layouts.get(o))
+            found = (f"{j.layouts.get(operand, kernel_file.ROW_MAJOR)} in {j.path}" for j in (jobs[0], job))
+            raise BuildError(f"kernel {key.name()}", f"operand {operand} is {' and '.join(found)}", "one layout")
+    return jobs
+
+
+def plan_variant(
+    root: Path,
+    target: Target,
+    key: KernelKey,
+    arch: str,
+    declared: Declaration,
+    max_rows: int,
+    chosen: Chosen | None = None,
+) -> Job:
+    """What is to be compiled for one variant. Raises as `plan`.
+
+    chosen: knob values to use instead of the target's own.
+    """
+    path, hardware = declared.path, target.hardware
+    chosen = chosen or knobs.choose(declared, key, target, max_rows)
+    geometry = declared.geometry(knobs.names(key, hardware, max_rows), chosen.values)
+    layouts = declared.layouts_of(dict(key.dtypes), hardware.layouts)
+    source_name, source = path.relative_to(root).as_posix(), path.read_text()
+    job = Job(target, key, path, source_name, declared, max_rows, layouts, chosen, geometry, arch, source, {}, "")
+    if not 0 < geometry.block <= knobs.MOST_THREADS or geometry.block % 32:
+        raise BuildError(
+            job.where, f"{geometry.block} threads per block", f"a multiple of 32, at most {knobs.MOST_THREADS}"
+        )
+    _check_cluster(job)
+    headers = include_closure(source, hardware, root)
+    launch = {
+        "block": geometry.block,
+        "max_rows": max_rows,
+        "cluster": geometry.cluster,
+        "phase": kernel_file.phase_number(declared.phase),
+    }
+    headers[cuda.INSTANCE_HEADER] = cuda.instance_header(key, job.symbol, chosen.values, launch, layouts)
     digest = _digest(arch, cuda.compiler_version(), *cuda.OPTIONS, path.name, source, *sorted(headers.items()))
-    source_name = path.relative_to(root).as_posix()
-    job = Job(target, key, path, source_name, declared, chosen, grid, block, shared, arch, source, headers, digest)
-    if not 0 < block <= knobs.MOST_THREADS or block % 32:
-        raise BuildError(job.where, f"{block} threads per block", f"a multiple of 32, at most {knobs.MOST_THREADS}")
-    return job
+    return dataclasses.replace(job, headers=headers, digest=digest)
+
+
+def _check_cluster(job: Job) -> None:
+    cluster, axis = job.geometry.cluster, job.geometry.grid[0]
+    most = job.target.hardware.cluster_blocks
+    if not 1 <= cluster <= most:
+        raise BuildError(job.where, f"a cluster of {cluster} blocks", f"1..{most} on {job.target.hardware.name}")
+    if axis.multiplier % cluster:
+        raise BuildError(
+            job.where, f"grid axis x has {axis.multiplier} blocks for a cluster of {cluster}", "a multiple of it"
+        )
 
 
 class Compiler:
@@ -142,11 +191,12 @@ def check(job: Job, compiled: Compiled) -> None:
             f"{compiled.spills} bytes of register spills",
             f"at most {declared.spills} ([limits] spills)",
         )
-    shared = job.shared + compiled.static_shared
+    dynamic = job.geometry.shared
+    shared = dynamic + compiled.static_shared
     if shared > hardware.shared_memory_per_block:
         raise BuildError(
             job.where,
-            f"{shared} bytes of shared memory ({job.shared} dynamic, {compiled.static_shared} static)",
+            f"{shared} bytes of shared memory ({dynamic} dynamic, {compiled.static_shared} static)",
             f"at most {hardware.shared_memory_per_block} on {hardware.name}",
         )
     given = dict(job.key.dtypes)
@@ -160,27 +210,41 @@ def check(job: Job, compiled: Compiled) -> None:
         )
 
 
-def entry(job: Job, compiled: Compiled, add_image: Callable[[bytes], int], embed: str) -> KernelEntry:
-    """The manifest entry of a checked kernel. `embed`: cubin, ptx or both."""
-    image = add_image(compiled.image) if embed != "ptx" else -1
-    ptx = add_image(compiled.ptx) if embed != "cubin" else -1
+def entry(
+    variants: Sequence[tuple[Job, Compiled]], add_image: Callable[[bytes], int], embed: str, name: str = ""
+) -> KernelEntry:
+    """The manifest entry of one kernel from all of its variants, each checked. `embed`: cubin, ptx or both."""
+    first = variants[0][0]
+    for job, compiled in variants:
+        check(job, compiled)
     return KernelEntry(
-        name=job.key.name(),
-        op=job.key.op,
-        contract=OPS[job.key.op].contract_hash(),
+        name=name or first.key.name(),
+        op=first.key.op,
+        contract=OPS[first.key.op].contract_hash(),
+        layouts=dict(first.layouts),
+        variants=tuple(_variant(job, compiled, add_image, embed) for job, compiled in variants),
+    )
+
+
+def _variant(job: Job, compiled: Compiled, add_image: Callable[[bytes], int], embed: str) -> KernelVariant:
+    return KernelVariant(
+        phase=kernel_file.phase_number(job.declared.phase),
+        max_rows=job.max_rows,
         source=job.source_name,
-        layouts=dict(job.declared.layouts),
-        image=image,
+        image=add_image(compiled.image) if embed != "ptx" else -1,
+        ptx=add_image(compiled.ptx) if embed != "cubin" else -1,
         symbol=job.symbol,
-        grid=tuple((axis.dim, axis.divisor, axis.multiplier) for axis in job.grid),
-        block=job.block,
-        shared=job.shared,
+        grid=tuple((axis.dim, axis.divisor, axis.multiplier) for axis in job.geometry.grid),
+        block=job.geometry.block,
+        shared=job.geometry.shared,
+        cluster=job.geometry.cluster,
+        pdl=job.declared.pdl,
+        cooperative=job.declared.cooperative,
         registers=compiled.registers,
         spills=compiled.spills,
         stack=compiled.stack,
         static_shared=compiled.static_shared,
         source_hash=job.digest,
-        ptx=ptx,
         knobs=dict(sorted(job.chosen.values.items())),
         knobs_from=job.chosen.source,
         seconds=compiled.seconds,

@@ -6,6 +6,10 @@
     TILE_M = 16
     [linear.linear_x_bf16_weight_bf16_out_f32__n960__k576]    # this kernel, before the others
     TILE_N = 32
+    [linear.linear_x_bf16_weight_bf16_out_f32__n960__k576.decode_8]   # its variant for up to 8 rows, before all
+    TILE_N = 16
+
+A variant is called after its phase, its most rows, or both, as far as its file has them: `decode`, `8`, `decode_8`.
 """
 
 from __future__ import annotations
@@ -35,10 +39,17 @@ class Chosen:
     source: str
 
 
-def names(key: KernelKey) -> dict[str, int]:
-    """What a declaration's expressions know of a kernel: integer constants and element sizes."""
+def variant_words(phase: str, max_rows: int) -> list[str]:
+    """The name of a variant within its kernel, as a list of none or one: "decode_8", "decode", "8"."""
+    words = [word for word in (phase, str(max_rows or "")) if word]
+    return ["_".join(words)] if words else []
+
+
+def names(key: KernelKey, hardware: Hardware, max_rows: int = 0) -> dict[str, int]:
+    """What a declaration's expressions know: integer constants, element sizes, the variant's bound, clusters."""
     constants = {name: value for name, value in key.constants if isinstance(value, int)}
-    return constants | {f"size_{operand}": DTYPE_BYTES[dtype] for operand, dtype in key.dtypes}
+    sizes = {f"size_{operand}": DTYPE_BYTES.get(dtype, 0) for operand, dtype in key.dtypes}
+    return constants | sizes | {"max_rows": max_rows, "cluster_blocks": hardware.cluster_blocks}
 
 
 def facts(hardware: Hardware) -> dict[str, int]:
@@ -49,40 +60,42 @@ def facts(hardware: Hardware) -> dict[str, int]:
     }
 
 
-def variants(declared: Declaration, key: KernelKey, hardware: Hardware) -> list[dict[str, int]]:
+def variants(declared: Declaration, key: KernelKey, hardware: Hardware, max_rows: int = 0) -> list[dict[str, int]]:
     """Every legal choice of knobs, in the order of the declaration."""
     result = []
     for values in itertools.product(*declared.choices.values()):
         knobs = {**declared.knobs, **dict(zip(declared.choices, values, strict=True))}
-        if illegal(declared, key, hardware, knobs) is None:
+        if illegal(declared, key, hardware, knobs, max_rows) is None:
             result.append(knobs)
     return result
 
 
-def illegal(declared: Declaration, key: KernelKey, hardware: Hardware, knobs: Mapping[str, int]) -> str | None:
+def illegal(
+    declared: Declaration, key: KernelKey, hardware: Hardware, knobs: Mapping[str, int], max_rows: int = 0
+) -> str | None:
     """Why these knob values cannot be, or None."""
-    known = names(key) | facts(hardware)
+    known = names(key, hardware, max_rows) | facts(hardware)
     broken = declared.violated(known | dict(knobs))
     if broken is not None:
         return f"breaks the rule {broken}"
-    _, block, shared = declared.geometry(known, knobs)
-    if not 0 < block <= MOST_THREADS or block % 32:
-        return f"gives {block} threads per block"
-    if shared > hardware.shared_memory_per_block:
-        return f"takes {shared} bytes of shared memory, the hardware has {hardware.shared_memory_per_block}"
+    geometry = declared.geometry(known, knobs)
+    if not 0 < geometry.block <= MOST_THREADS or geometry.block % 32:
+        return f"gives {geometry.block} threads per block"
+    if geometry.shared > hardware.shared_memory_per_block:
+        return f"takes {geometry.shared} bytes of shared memory, the hardware has {hardware.shared_memory_per_block}"
     return None
 
 
-def choose(declared: Declaration, key: KernelKey, target: Target) -> Chosen:
-    """The knob values of a kernel of `target`.
+def choose(declared: Declaration, key: KernelKey, target: Target, max_rows: int = 0) -> Chosen:
+    """The knob values of a kernel's variant in `target`.
 
     Raises:
         BuildError: tuning.toml sets an unknown knob, a value that is no choice, or an illegal combination.
     """
-    tuned = _tuned(declared, key, target)
+    tuned = _tuned(declared, key, target, max_rows)
     if tuned:
         values = {**declared.knobs, **tuned}
-        reason = illegal(declared, key, target.hardware, values)
+        reason = illegal(declared, key, target.hardware, values, max_rows)
         if reason is not None:
             raise BuildError(
                 f"tuning.toml of {target.name}",
@@ -91,23 +104,25 @@ def choose(declared: Declaration, key: KernelKey, target: Target) -> Chosen:
                 "tune again, or delete the table",
             )
         return Chosen(values, "tuned")
-    return untuned(declared, key, target.hardware)
+    return untuned(declared, key, target.hardware, max_rows)
 
 
-def untuned(declared: Declaration, key: KernelKey, hardware: Hardware) -> Chosen:
+def untuned(declared: Declaration, key: KernelKey, hardware: Hardware, max_rows: int = 0) -> Chosen:
     """What is chosen where nothing was measured: by the cost model if the kernel states its cost."""
     if declared.choices and declared.cost:
-        candidates = variants(declared, key, hardware)
+        candidates = variants(declared, key, hardware, max_rows)
         if candidates:
-            return Chosen(cost_model.best(declared, names(key), hardware, candidates), "cost model")
+            return Chosen(cost_model.best(declared, names(key, hardware, max_rows), hardware, candidates), "cost model")
     return Chosen(dict(declared.knobs), "declared")
 
 
-def _tuned(declared: Declaration, key: KernelKey, target: Target) -> dict[str, int]:
+def _tuned(declared: Declaration, key: KernelKey, target: Target, max_rows: int) -> dict[str, int]:
     table: Mapping[str, Any] = targets.tuning(target, declared.op)
     where = f"tuning.toml of {target.name}"
-    own = table.get(key.name(), {})
-    values = {knob: value for knob, value in table.items() if not isinstance(value, dict)} | dict(own)
+    values: dict[str, Any] = {}
+    for name in (key.name(), *variant_words(declared.phase, max_rows), ""):
+        values |= {knob: value for knob, value in table.items() if not isinstance(value, dict)}
+        table = table.get(name, {})
     for knob, value in values.items():
         if knob not in declared.knobs:
             raise BuildError(where, f"[{declared.op}] sets {knob!r}", ", ".join(declared.knobs) or "no knob")

@@ -15,7 +15,7 @@ from atlas.build import strict_json
 from atlas.build.strict_json import Malformed, integer, mapping, record, sequence, text
 from atlas.errors import BuildError
 
-FORMAT = 1
+FORMAT = 2
 """Version of this document."""
 
 CORE_ABI = 3
@@ -23,14 +23,14 @@ CORE_ABI = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class KernelEntry:
-    """One kernel of a set.
+class KernelVariant:
+    """One compiled variant of a kernel.
 
-    name: KernelKey.name() on a GPU, KernelKey.signature() on a CPU: what a program's launch asks for.
-    contract: hash of the op contract it implements.
-    layouts: operand -> storage layout, where it is not row-major (atlas/weights/layouts.py).
-    image: index into Manifest.images, -1 for host code.  symbol: its entry in the image.
+    phase: 0 any, 1 prefill, 2 decode.  max_rows: most rows of a launch, 0: any number.
+    image: index into Manifest.images.  symbol: its entry in the image.
     grid: (dim index or -1, divisor, multiplier) per axis; block: threads; shared: dynamic bytes.
+    cluster: blocks of a cluster, along x.  pdl: launched with programmatic dependent launch.
+    cooperative: launched only if all blocks fit at once.
     registers, spills, stack, static_shared: as ptxas reports them.
     source: the file, relative to the kernel tree.  source_hash: of everything it was compiled from.
     ptx: index into Manifest.images of the same kernel as PTX, -1 where only the cubin is embedded.
@@ -38,16 +38,17 @@ class KernelEntry:
     seconds: what compiling took, for reports; never written to a manifest: two builds give the same bytes.
     """
 
-    name: str
-    op: str
-    contract: str
-    source: str
-    layouts: dict[str, str]
+    phase: int = 0
+    max_rows: int = 0
+    source: str = ""
     image: int = -1
     symbol: str = ""
     grid: tuple[tuple[int, int, int], ...] = ()
     block: int = 1
     shared: int = 0
+    cluster: int = 1
+    pdl: bool = False
+    cooperative: bool = False
     registers: int = 0
     spills: int = 0
     stack: int = 0
@@ -57,6 +58,29 @@ class KernelEntry:
     knobs: dict[str, int] = dataclasses.field(default_factory=dict)
     knobs_from: str = "declared"
     seconds: float = dataclasses.field(default=0.0, compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelEntry:
+    """One kernel of a set.
+
+    name: KernelKey.name() on a GPU, KernelKey.signature() on a CPU: what a program's launch asks for.
+    contract: hash of the op contract it implements.
+    layouts: operand -> storage layout, where it is not row-major (atlas/weights/layouts.py).
+    source: of host code, the file, relative to the kernel tree.
+    variants: device code, by phase and ascending bound; a launch takes the first that holds its step's rows.
+    """
+
+    name: str
+    op: str
+    contract: str
+    layouts: dict[str, str]
+    source: str = ""
+    variants: tuple[KernelVariant, ...] = ()
+
+    def sources(self) -> tuple[str, ...]:
+        """Files that it comes from."""
+        return tuple(dict.fromkeys(variant.source for variant in self.variants)) or (self.source,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +131,8 @@ class Manifest:
         document = dataclasses.asdict(self)
         for kernel_set in document["sets"]:
             for kernel in kernel_set["kernels"]:
-                del kernel["seconds"]
+                for variant in kernel["variants"]:
+                    del variant["seconds"]
         return json.dumps(document, indent=1, sort_keys=True)
 
 
@@ -123,14 +148,12 @@ _SHARED = integer(0, 1 << 20)
 _INDEX = integer(-1, 1 << 16)
 _INT32 = (1 << 31) - 1
 
-_KERNEL = record(
-    KernelEntry,
+_VARIANT = record(
+    KernelVariant,
     {
-        "name": _NAME,
-        "op": _NAME,
-        "contract": text(r"[0-9a-f]{16}", "16 hex digits"),
+        "phase": integer(0, 2),
+        "max_rows": integer(0, _INT32),
         "source": _SOURCE,
-        "layouts": mapping(_NAME, _NAME, 64),
         "image": _INDEX,
         "symbol": _SYMBOL,
         "grid": sequence(
@@ -141,6 +164,9 @@ _KERNEL = record(
         ),
         "block": integer(1, 1024),
         "shared": _SHARED,
+        "cluster": integer(1, 16),
+        "pdl": strict_json.boolean,
+        "cooperative": strict_json.boolean,
         "registers": integer(0, 1024),
         "spills": _BYTES,
         "stack": _BYTES,
@@ -151,6 +177,17 @@ _KERNEL = record(
         "knobs_from": _PRINTABLE,
     },
     unwritten=("seconds",),
+)
+_KERNEL = record(
+    KernelEntry,
+    {
+        "name": _NAME,
+        "op": _NAME,
+        "contract": text(r"[0-9a-f]{16}", "16 hex digits"),
+        "layouts": mapping(_NAME, _NAME, 64),
+        "source": _SOURCE,
+        "variants": sequence(_VARIANT, 0, 256),
+    },
 )
 _SET = record(
     KernelSet,
@@ -179,8 +216,8 @@ _MANIFEST = record(
         "selection": mapping(_NAME, _LONG, 16),
     },
 )
-_MAX_DEPTH = 8
-"""Levels of brackets; a grid's axis is the seventh."""
+_MAX_DEPTH = 10
+"""Levels of brackets; a grid's axis is the ninth."""
 
 REBUILD = "rebuild the kernels with this version of Atlas"
 
@@ -228,13 +265,20 @@ def _check_set(kernel_set: KernelSet, n_images: int, field: str) -> None:
         if kernel.name in names:
             raise Malformed(f"{place}.name", f"{kernel.name!r} stands twice in the set")
         names.add(kernel.name)
-        for attribute in ("image", "ptx"):
-            index = getattr(kernel, attribute)
-            highest = n_images - 1 if kernel_set.kind == "cuda" else -1
-            if index > highest:
-                raise Malformed(f"{place}.{attribute}", f"is {index}", f"-1..{highest}")
-        if kernel_set.kind == "cuda" and (max(kernel.image, kernel.ptx) < 0 or not kernel.symbol or not kernel.grid):
-            raise Malformed(place, "a device kernel without image, symbol or grid")
+        if bool(kernel.variants) != (kernel_set.kind == "cuda"):
+            wanted = "1 or more of a device kernel" if kernel_set.kind == "cuda" else "none of host code"
+            raise Malformed(f"{place}.variants", f"has {len(kernel.variants)} items", wanted)
+        order = [(variant.phase, variant.max_rows or _INT32) for variant in kernel.variants]
+        if order != sorted(set(order)):
+            raise Malformed(f"{place}.variants", f"are of (phase, rows) {order}", "each once, in ascending order")
+        for v, variant in enumerate(kernel.variants):
+            where = f"{place}.variants[{v}]"
+            for attribute in ("image", "ptx"):
+                index = getattr(variant, attribute)
+                if index >= n_images:
+                    raise Malformed(f"{where}.{attribute}", f"is {index}", f"-1..{n_images - 1}")
+            if max(variant.image, variant.ptx) < 0 or not variant.symbol or not variant.grid:
+                raise Malformed(where, "a device kernel without image, symbol or grid")
 
 
 def _images(images: tuple[Image, ...], blob: memoryview) -> list[memoryview]:

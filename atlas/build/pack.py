@@ -188,8 +188,8 @@ class _File:
 
     def _check_images(self, manifest: Manifest, images: list[memoryview], room: int) -> None:
         """Images follow one another without gaps, and are code for a GPU."""
-        code = {kernel.image for kernel_set in manifest.sets for kernel in kernel_set.kernels}
-        text = {kernel.ptx for kernel_set in manifest.sets for kernel in kernel_set.kernels}
+        variants = [variant for kernel in manifest.sets[0].kernels for variant in kernel.variants]
+        code, text = {variant.image for variant in variants}, {variant.ptx for variant in variants}
         place = end = 0
         for index, (image, content) in enumerate(zip(manifest.images, images, strict=True)):
             if image.offset != place:

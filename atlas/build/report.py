@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from atlas.build import knobs
 from atlas.build import manifest as manifests
-from atlas.build.manifest import Manifest
+from atlas.build.kernel_file import PHASES
+from atlas.build.manifest import KernelVariant, Manifest
 from atlas.errors import BuildError
 
 TIMES = "compile_seconds.json"
@@ -26,19 +28,20 @@ def document(manifest: Manifest, seconds: Mapping[str, float]) -> dict[str, Any]
     for kernel_set in manifest.sets:
         kernels = [
             {
-                "name": kernel.name,
+                "name": " ".join([kernel.name, *knobs.variant_words(("", *PHASES)[variant.phase], variant.max_rows)]),
                 "op": kernel.op,
-                "file": kernel.source,
-                "registers": kernel.registers,
-                "spills": kernel.spills,
-                "stack": kernel.stack,
-                "shared": kernel.shared + kernel.static_shared,
-                "bytes": sum(manifest.images[index].size for index in (kernel.image, kernel.ptx) if index >= 0),
-                "seconds": seconds.get(kernel.source_hash, 0.0),
-                "knobs": kernel.knobs,
-                "knobs_from": kernel.knobs_from,
+                "file": variant.source or kernel.source,
+                "registers": variant.registers,
+                "spills": variant.spills,
+                "stack": variant.stack,
+                "shared": variant.shared + variant.static_shared,
+                "bytes": sum(manifest.images[index].size for index in (variant.image, variant.ptx) if index >= 0),
+                "seconds": seconds.get(variant.source_hash, 0.0),
+                "knobs": variant.knobs,
+                "knobs_from": variant.knobs_from,
             }
             for kernel in kernel_set.kernels
+            for variant in kernel.variants or (KernelVariant(),)
         ]
         sets.append(
             {"name": kernel_set.name, "arch": kernel_set.arch, "shape": kernel_set.shape_hash, "kernels": kernels}
@@ -72,10 +75,11 @@ def text(report: Mapping[str, Any]) -> str:
 def seconds_of(manifest: Manifest) -> dict[str, float]:
     """Compile time of every kernel by source hash, of a manifest that a build has just made."""
     return {
-        kernel.source_hash: round(kernel.seconds, 3)
+        variant.source_hash: round(variant.seconds, 3)
         for kernel_set in manifest.sets
         for kernel in kernel_set.kernels
-        if kernel.seconds
+        for variant in kernel.variants
+        if variant.seconds
     }
 
 
@@ -100,7 +104,8 @@ def read(folder: Path) -> dict[str, Any]:
         ) from None
     manifest, _ = manifests.from_json(words, blob, str(file))
     seconds = _read_seconds(folder)
-    hashes = {kernel.source_hash for kernel_set in manifest.sets for kernel in kernel_set.kernels}
+    kernels = [kernel for kernel_set in manifest.sets for kernel in kernel_set.kernels]
+    hashes = {variant.source_hash for kernel in kernels for variant in kernel.variants}
     return document(manifest, {name: value for name, value in seconds.items() if name in hashes})
 
 

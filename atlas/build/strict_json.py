@@ -82,6 +82,13 @@ def integer(low: int, high: int) -> Check:
     return check
 
 
+def boolean(value: Any, field: str) -> bool:
+    """true or false."""
+    if type(value) is not bool:
+        raise Malformed(field, f"is {shown(value)}", "true or false")
+    return value
+
+
 def text(pattern: str, accepted: str, limit: int = 256) -> Check:
     """A string of at most `limit` characters that `pattern` matches as a whole."""
     compiled = re.compile(pattern, re.ASCII)

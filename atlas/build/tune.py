@@ -8,14 +8,13 @@ builds use them. Where the device has no compiler, the three parts run apart:
     tune --measure FOLDER --out RESULT.json              measure; needs no compiler
     tune --apply RESULT.json                             write tuning.toml
 
-One kernel serves every number of rows, so the winner has the lowest sum, over rows, of weight x time
-relative to the untuned choice.
+A variant serves a range of rows, so the winner has the lowest sum, over rows, of weight x time relative to the
+untuned choice (atlas/build/cost_model.py has the weights).
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import re
@@ -132,39 +131,46 @@ def prepare(
     dropped = 0
     with kernel_job.Compiler(workers) as running:
         planned = []
-        for key in compiler.closure(target):
-            declared = kernel_file.declaration(targets.resolve(target, key.op))
-            if not declared.choices or (ops and key.op not in ops):
+        for key, phases in compiler.closure(target).items():
+            if ops and key.op not in ops:
                 continue
-            untuned = knobs.untuned(declared, key, target.hardware)
-            values = knobs.variants(declared, key, target.hardware)
-            values = [untuned.values, *(v for v in values if v != untuned.values)]
-            jobs = [kernel_job.plan(root, target, key, arch, knobs.Chosen(v, "variant")) for v in values]
-            for job in jobs:
-                running.start(job)
-            planned.append((key, declared, untuned, jobs))
-        for key, declared, untuned, jobs in planned:
+            for own in kernel_job.plan(root, target, key, arch, phases):
+                declared, max_rows = own.declared, own.max_rows
+                if not declared.choices:
+                    continue
+                untuned = knobs.untuned(declared, key, target.hardware, max_rows)
+                values = knobs.variants(declared, key, target.hardware, max_rows)
+                values = [untuned.values, *(v for v in values if v != untuned.values)]
+                jobs = [
+                    kernel_job.plan_variant(root, target, key, arch, declared, max_rows, knobs.Chosen(v, "variant"))
+                    for v in values
+                ]
+                for job in jobs:
+                    running.start(job)
+                planned.append((key, declared, max_rows, untuned, jobs))
+        for key, declared, max_rows, untuned, jobs in planned:
             variants: list[dict[str, Any]] = []
             for job in jobs:
                 compiled = running.result(job)
+                name = "__".join([key.name(), *knobs.variant_words(declared.phase, max_rows), f"v{len(variants)}"])
                 try:
-                    kernel_job.check(job, compiled)
+                    entries.append(kernel_job.entry([(job, compiled)], blob.add, "cubin", name))
                 except BuildError:
                     if job.chosen.values == untuned.values:
                         raise
                     dropped += 1
                     continue
-                entry = kernel_job.entry(job, compiled, blob.add, "cubin")
-                name = f"{entry.name}__v{len(variants)}"
-                entries.append(dataclasses.replace(entry, name=name))
                 variants.append({"entry": name, "knobs": job.chosen.values, "estimate": None})
                 if declared.cost:
-                    known = knobs.names(key)
+                    known = knobs.names(key, target.hardware, max_rows)
                     (estimate,) = cost_model.relative(declared, known, target.hardware, [job.chosen.values])
                     variants[-1]["estimate"] = round(estimate, 4)
             cases.append(
                 {
                     "kernel": key.name(),
+                    "phase": declared.phase,
+                    "max_rows": max_rows,
+                    "rows": {str(n): w for n, w in cost_model.rows_of(declared.phase, max_rows).items()},
                     "op": key.op,
                     "dtypes": [list(pair) for pair in key.dtypes],
                     "constants": [list(pair) for pair in key.constants],
@@ -185,7 +191,6 @@ def prepare(
     document = {
         "target": {"hw": hardware.name, "model": target.model, "quant": target.quant, "arch": arch},
         "commit": _commit(root),
-        "rows": {str(rows): weight for rows, weight in cost_model.ROWS.items()},
         "cases": cases,
     }
     (folder / CASES).write_text(json.dumps(document, indent=1))
@@ -239,14 +244,16 @@ def apply(root: Path, result: dict[str, Any]) -> Path:
     blocks = _blocks(file.read_text()) if file.exists() else {}
     for case in result["cases"]:
         key = key_of(case)
-        declared = kernel_file.declaration(targets.resolve(target, key.op))
+        phase, max_rows = case["phase"], case["max_rows"]
+        path = targets.resolve(target, key.op, phase or "decode", dict(key.dtypes))
+        declared = kernel_file.declaration(path)
         winner = case["winner"]
         reason: str | None = "other knobs than the kernel has"
         if set(winner["knobs"]) == set(declared.knobs):
-            reason = knobs.illegal(declared, key, target.hardware, winner["knobs"])
+            reason = knobs.illegal(declared, key, target.hardware, winner["knobs"], max_rows)
         if reason:
             raise BuildError(f"result for {name}", f"{key.name()}: {reason}", fix="tune again")
-        header = f"[{key.op}.{key.name()}]"
+        header = "[" + ".".join([key.op, key.name(), *knobs.variant_words(phase, max_rows)]) + "]"
         blocks[header] = _block(header, case, result)
     text = (
         "# Written by `python -m atlas.build tune`; the nearest tuning.toml wins, per kernel.\n"

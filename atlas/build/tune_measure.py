@@ -100,15 +100,12 @@ def run_cases(
     backend: Backend, document: Mapping[str, Any], entries: Mapping[str, KernelEntry], out: Path
 ) -> dict[str, Any]:
     """Measure all cases of a cases.json on `backend`. `entries`: variant name -> kernel."""
-    rows = sorted(int(count) for count in document["rows"])
-    weights = {int(count): weight for count, weight in document["rows"].items()}
     result: dict[str, Any] = {
         "what": "tuning",
         "target": document["target"],
         "device": backend.describe(),
         "date": time.strftime("%Y-%m-%d"),
         "commit": document["commit"],
-        "rows": document["rows"],
         "context": CONTEXT,
         "cases": [],
         "failed": [],
@@ -117,12 +114,13 @@ def run_cases(
     benches = []
     for case in document["cases"]:
         layouts = entries[case["variants"][0]["entry"]].layouts
-        benches.append(_plan(key_of(case), rows[-1], layouts))
+        benches.append(_plan(key_of(case), max(map(int, case["rows"])), layouts))
     backend.allocate(max(bench.plan.total for bench in benches))
     for case, bench in zip(document["cases"], benches, strict=True):
         begun = time.perf_counter()
         try:
-            done = _case(backend, case, bench, entries, rows, weights)
+            weights = {int(count): weight for count, weight in case["rows"].items()}
+            done = _case(backend, case, bench, entries, sorted(weights), weights)
         except BuildError as error:
             # The other kernels' figures are worth having; the command fails at the end.
             result["failed"].append(str(error))
@@ -248,7 +246,7 @@ def _case(
     _begin(backend, bench, block, memory, rows[0])
     again = _time(backend, handles[good[0]["entry"]], launches)
     return {
-        **{name: case[name] for name in ("kernel", "op", "dtypes", "constants", "untuned_from")},
+        **{name: case[name] for name in ("kernel", "phase", "max_rows", "op", "dtypes", "constants", "untuned_from")},
         "copies": bench.copies,
         "drift": round(again / base[str(rows[0])], 3),
         "untuned": good[0],

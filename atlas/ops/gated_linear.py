@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from atlas.ops.gated_activation import activate
 from atlas.ops.lazy import np
-from atlas.ops.op import ACTIVATIONS, BF16, F8, WEIGHTS, Arrays, Constants, Op, Operand, Tolerance, store
+from atlas.ops.op import ACTIVATIONS, BF16, F8, WEIGHTS, Arrays, Constants, Op, Operand, Tolerance
 
 
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
@@ -19,7 +19,7 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
     if "bias" in arrays:
         product += arrays["bias"]
     gate, up = np.split(product, 2, axis=-1)
-    store(arrays["out"], dims["rows"], activate(gate, int(constants["activation"])) * up)
+    arrays["out"][: dims["rows"]] = activate(gate, int(constants["activation"])) * up
 
 
 GATED_LINEAR = Op(

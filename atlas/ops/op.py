@@ -13,7 +13,8 @@ from atlas.targets.formats import INTEGER_FORMATS
 Mode = Literal["in", "out", "inout"]
 Constants = Mapping[str, int | float]
 Arrays = Mapping[str, Any]
-"""Operand name -> NumPy view of its whole buffer, logical layout. Outputs are written in place."""
+"""Operand name -> view of its whole buffer, logical layout: a NumPy array, or a BlockArray in a block format. Outputs
+are written in place; what is assigned is rounded to the element type or format."""
 
 FLOAT = ("f32", "bf16")
 ACTIVATIONS = (*FLOAT, "f8g128")
@@ -93,14 +94,6 @@ class Op:
             "float_constants": self.float_constants,
         }
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def store(out: Any, rows: int, values: Any) -> None:
-    """out[:rows] = values, rounded once to the element type of `out` or to its block format."""
-    if hasattr(out, "dtype"):
-        out[:rows] = values.astype(out.dtype)
-    else:
-        out.store(rows, values)
 
 
 EXACT = Tolerance(0.0, 0.0)

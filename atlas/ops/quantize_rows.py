@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from atlas.ops.lazy import np
-from atlas.ops.op import EXACT, FLOAT, Arrays, Constants, Op, Operand, store
+from atlas.ops.op import EXACT, FLOAT, Arrays, Constants, Op, Operand
 
 
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
     """out[r] = x[r] in format f8g128, whose rounding atlas/weights/activations.py defines bit for bit."""
     rows = dims["rows"]
-    store(arrays["out"], rows, arrays["x"][:rows].astype(np.float32))
+    arrays["out"][:rows] = arrays["x"][:rows].astype(np.float32)
 
 
 QUANTIZE_ROWS = Op(

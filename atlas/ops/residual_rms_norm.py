@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from atlas.ops.lazy import np
-from atlas.ops.op import ACTIVATIONS, BF16, F8, F32, Arrays, Constants, Op, Operand, store
+from atlas.ops.op import ACTIVATIONS, BF16, F8, F32, Arrays, Constants, Op, Operand
 from atlas.ops.rms_norm import normalise
 
 
@@ -16,7 +16,7 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
     """
     rows = dims["rows"]
     arrays["residual"][:rows] += arrays["x"][:rows] * np.float32(constants["scale"])
-    store(arrays["out"], rows, normalise(arrays["residual"][:rows], constants["eps"]) * arrays["weight"])
+    arrays["out"][:rows] = normalise(arrays["residual"][:rows], constants["eps"]) * arrays["weight"]
 
 
 RESIDUAL_RMS_NORM = Op(

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from atlas.ops.lazy import np
-from atlas.ops.op import ACTIVATIONS, BF16, F8, F32, Arrays, Constants, Op, Operand, store
+from atlas.ops.op import ACTIVATIONS, BF16, F8, F32, Arrays, Constants, Op, Operand
 
 
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
     """out = x / sqrt(mean(x^2) + eps) * weight, in fp32, rounded once."""
     x = arrays["x"][: dims["rows"]].astype(np.float32)
-    store(arrays["out"], dims["rows"], normalise(x, constants["eps"]) * arrays["weight"])
+    arrays["out"][: dims["rows"]] = normalise(x, constants["eps"]) * arrays["weight"]
 
 
 def normalise(x: Any, eps: float) -> Any:

@@ -78,18 +78,18 @@ def _variants(launch: Launch, entry: manifest.KernelEntry) -> list[dict[str, Any
     logits in a prompt's step as in a decoding one, and a row's bits must not depend on which it is."""
     variants = [
         {
-            "phase": getattr(variant, "phase", _ANY_PHASE),
-            "max_rows": getattr(variant, "max_rows", 0),
+            "phase": variant.phase,
+            "max_rows": variant.max_rows,
             "kernel": variant.symbol or entry.name,
             "image": variant.image,
             "grid": [list(axis) for axis in variant.grid],
             "block": variant.block,
             "shared": variant.shared,
-            "cluster": getattr(variant, "cluster", 1),
-            "pdl": getattr(variant, "pdl", False),
-            "cooperative": getattr(variant, "cooperative", False),
+            "cluster": variant.cluster,
+            "pdl": variant.pdl,
+            "cooperative": variant.cooperative,
         }
-        for variant in getattr(entry, "variants", ()) or (entry,)
+        for variant in entry.variants or (manifest.KernelVariant(),)
     ]
     if any(symbol == "n_logits" for _, symbol in launch.dims):
         kept = [{**v, "phase": _ANY_PHASE} for v in variants if v["phase"] in (_ANY_PHASE, _DECODE)]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from atlas.build.architecture import parse, runs_on
-from atlas.build.manifest import KernelEntry, KernelSet
+from atlas.build.manifest import KernelEntry, KernelSet, KernelVariant
 from atlas.errors import AtlasError, ConfigError, DeviceError
 from atlas.ops import OPS
 from atlas.runtime.kernel_sources import EMBEDDED, Source
@@ -157,12 +157,15 @@ def candidates(
 def device_images(choice: Choice) -> tuple[dict[str, KernelEntry], list[memoryview]]:
     """The kernels of a CUDA choice by name, and the images they refer to by index: those and no others."""
     assert choice.kernel_set is not None
-    places = {kernel.name: kernel.ptx if choice.ptx else kernel.image for kernel in choice.kernel_set.kernels}
-    used = sorted(set(places.values()))
-    kernels = {
-        kernel.name: dataclasses.replace(kernel, image=used.index(places[kernel.name]))
-        for kernel in choice.kernel_set.kernels
-    }
+
+    def place(variant: KernelVariant) -> int:
+        return variant.ptx if choice.ptx else variant.image
+
+    used = sorted({place(variant) for kernel in choice.kernel_set.kernels for variant in kernel.variants})
+    kernels = {}
+    for kernel in choice.kernel_set.kernels:
+        variants = (dataclasses.replace(variant, image=used.index(place(variant))) for variant in kernel.variants)
+        kernels[kernel.name] = dataclasses.replace(kernel, variants=tuple(variants))
     # The driver gets an address without a length; PTX is text, which ends at a zero byte.
     return kernels, [memoryview(bytes(choice.images[i]) + b"\0") if choice.ptx else choice.images[i] for i in used]
 
@@ -219,10 +222,11 @@ def _refusal(kernel_set: KernelSet, capability: tuple[int, ...]) -> tuple[str, b
     if problem := _contracts(kernel_set):
         return problem, False
     major, minor = capability
-    has_ptx = all(kernel.ptx >= 0 for kernel in kernel_set.kernels)
+    variants = [variant for kernel in kernel_set.kernels for variant in kernel.variants]
+    has_ptx = all(variant.ptx >= 0 for variant in variants)
     try:
         code = runs_on(kernel_set.arch, (major, minor))
-        if code is None and all(kernel.image >= 0 for kernel in kernel_set.kernels):
+        if code is None and all(variant.image >= 0 for variant in variants):
             return "", False
         ptx = runs_on(parse(kernel_set.arch).ptx, (major, minor))
     except AtlasError as error:

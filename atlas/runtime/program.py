@@ -77,6 +77,12 @@ class Launch:
     def op(self) -> Op:
         return OPS[self.key.op]
 
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Phases of a step in which a GPU's kernels for it may differ. What is over logits, of which a prompt's step
+        has as few as a decoding one, runs decode kernels in both."""
+        return ("decode",) if "n_logits" in dict(self.dims).values() else ("prefill", "decode")
+
     def reads(self) -> list[str]:
         return [buffer for name, buffer in self.operands if self.op.operand(name).mode != "out"]
 
@@ -103,9 +109,12 @@ class StepPrograms:
     def launches(self) -> tuple[Launch, ...]:
         return self.forward.launches + self.sample.launches
 
-    def closure(self) -> list[KernelKey]:
-        """Every distinct kernel the programs need, in first-use order."""
-        return list(dict.fromkeys(launch.key for launch in self.launches()))
+    def closure(self) -> dict[KernelKey, tuple[str, ...]]:
+        """Every distinct kernel the programs need, in first-use order, and the phases that need it."""
+        found: dict[KernelKey, tuple[str, ...]] = {}
+        for launch in self.launches():
+            found[launch.key] = tuple(sorted({*found.get(launch.key, ()), *launch.phases}, reverse=True))
+        return found
 
     def weight_bytes(self) -> int:
         """Bytes of all weights, row-major: what any layout takes at least."""

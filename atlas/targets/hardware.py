@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,17 @@ FIELDS: dict[str, Field] = {
     "compute_capability": Field(list, "[major, minor] of the devices it is for", True, _CUDA),
     "multiprocessors": Field(int, "streaming multiprocessors; for cost models, never in a kernel", True, _CUDA),
     "shared_memory_per_block": Field(int, "largest shared memory of a block that opts in, bytes", True, _CUDA),
+    "cluster_blocks": Field(int, "most blocks of a cluster (none stated: 1); for geometry and knobs", True),
+    "layouts": Field(
+        dict, "names that kernel files may use for a layout -> the layout (atlas/weights/layouts.py)", True
+    ),
     "device_names": Field(list, "patterns of device names: decides among directories of one compute capability"),
     "levels": Field(list, "instruction-set levels, best first: tables of name, machine, flags, on_request", True, _CPU),
 }
 """Every field a HARDWARE.toml may have."""
 
 _LEVEL_FIELDS = {"name": str, "machine": str, "flags": list, "on_request": bool}
-_TYPE_NAMES = {str: "text", bool: "true or false", int: "an integer", list: "a list"}
+_TYPE_NAMES = {str: "text", bool: "true or false", int: "an integer", list: "a list", dict: "a table"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +83,8 @@ class Hardware:
     compute_capability: tuple[int, int] = (0, 0)
     multiprocessors: int = 0
     shared_memory_per_block: int = 0
+    cluster_blocks: int = 1
+    layouts: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
     device_names: tuple[str, ...] = ()
     levels: tuple[Level, ...] = ()
 
@@ -165,6 +172,8 @@ def _hardware(root: Path, name: str, documents: dict[str, dict[str, Any]]) -> Ha
         compute_capability=(major, minor),
         multiprocessors=stated.get("multiprocessors", 0),
         shared_memory_per_block=stated.get("shared_memory_per_block", 0),
+        cluster_blocks=stated.get("cluster_blocks", 1),
+        layouts=stated.get("layouts", {}),
         device_names=tuple(stated.get("device_names", ())),
         levels=tuple(
             Level(level["name"], level["machine"], tuple(level["flags"]), level["on_request"])
@@ -184,7 +193,10 @@ def _check(where: str, stated: dict[str, Any]) -> None:
             near = difflib.get_close_matches(str(quant), QUANTS)
             fix = f"nearest: {near[0]}" if near else ""
             raise BuildError(where, f"quants names {quant!r}", ", ".join(sorted(QUANTS)), fix)
-    for key in ("multiprocessors", "shared_memory_per_block"):
+    for name, layout in stated.get("layouts", {}).items():
+        if not isinstance(layout, str):
+            raise BuildError(where, f"layouts.{name} is {layout!r}", "the name of a layout")
+    for key in ("multiprocessors", "shared_memory_per_block", "cluster_blocks"):
         if stated.get(key, 1) <= 0:
             raise BuildError(where, f"{key} is {stated[key]}", f"more than 0: {FIELDS[key].meaning}")
     capability = stated.get("compute_capability", [0, 0])

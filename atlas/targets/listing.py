@@ -119,15 +119,23 @@ def _described(root: Path, target: Target) -> dict[str, Any]:
         for config in models(root).values():
             signatures |= {key.signature(): key.op for key in closure(config, target.quant, target.hardware.kind)}
         kernels, shape_hash = sorted(signatures.items(), key=lambda item: list(OPS).index(item[1])), "*"
+        rows = [_row(root, target, name, op, ("decode",), {}) for name, op in kernels]
     else:
         family = family_of(target.facts)
         shape_hash = family.configure(target.facts, Shard()).shape.hash()
-        kernels = [(key.name(), key.op) for key in closure(target.facts, target.quant, target.hardware.kind)]
-    rows = []
-    for name, op in kernels:
-        path, level = find(target, op)
-        rows.append({"op": op, "kernel": name, "file": path.relative_to(root).as_posix(), "why": level.why})
+        needed = closure(target.facts, target.quant, target.hardware.kind)
+        rows = [_row(root, target, key.name(), key.op, phases, dict(key.dtypes)) for key, phases in needed.items()]
     return {"arch": target.hardware.arch, "shape": shape_hash, "kernels": rows}
+
+
+def _row(
+    root: Path, target: Target, name: str, op: str, phases: Iterable[str], dtypes: Mapping[str, str]
+) -> dict[str, str]:
+    """One kernel; where the phases have files of their own, both."""
+    found = [find(target, op, phase, dtypes) for phase in phases]
+    files = dict.fromkeys(path.relative_to(root).as_posix() for path, _ in found)
+    why = dict.fromkeys(level.why for _, level in found)
+    return {"op": op, "kernel": name, "file": ", ".join(files), "why": "; ".join(why)}
 
 
 def plan_text(plans: Iterable[Mapping[str, Any]]) -> str:

@@ -2,6 +2,9 @@
 
 Levels, nearest first: `<hw>/<model>/<quant>/`, `<hw>/<model>/`, `<hw>/`, then the same three folders of
 each hardware it inherits from. The nearest file of an op wins; an override of one op drops no other.
+
+A file serves a phase of a step or both, and all element types or those that it declares (atlas/build/kernel_file.py):
+the nearest that serves the phase and the types wins. Two such files at one level are an error.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from atlas.build import kernel_file
 from atlas.errors import BuildError, CheckpointError
 from atlas.targets.hardware import Hardware
 from atlas.targets.shape import shape
@@ -61,8 +65,10 @@ def levels(target: Target) -> Iterator[Level]:
         yield Level(directory, f"this hardware{of}" if not of else of.removeprefix(", "))
 
 
-def find(target: Target, op: str) -> tuple[Path, Level]:
+def find(target: Target, op: str, phase: str = "decode", dtypes: Mapping[str, str] | None = None) -> tuple[Path, Level]:
     """The file that serves `op` in `target`, and the level it stands at.
+
+    phase: of a step.  dtypes: of the launch's operands.
 
     Raises:
         MissingKernel: no file at any level.
@@ -71,7 +77,9 @@ def find(target: Target, op: str) -> tuple[Path, Level]:
     suffix = SUFFIXES[target.hardware.kind]
     searched = []
     for level in levels(target):
-        claims = sorted(path for path in level.folder.glob(f"{op}.*") if path.suffix in SUFFIXES.values())
+        found = sorted(path for path in level.folder.glob(f"{op}.*") if path.suffix in SUFFIXES.values())
+        claims = [path for path in found if kernel_file.named(path)[1] in ("", phase)]
+        claims = [path for path in claims if kernel_file.serves(path, dtypes or {})]
         if len(claims) > 1:
             raise BuildError(
                 f"op {op}", f"claimed by {' and '.join(map(str, claims))}", "one file at each level", "remove one"
@@ -79,12 +87,24 @@ def find(target: Target, op: str) -> tuple[Path, Level]:
         if claims and claims[0].suffix == suffix:
             return claims[0], level
         searched.append(str(level.folder))
-    raise MissingKernel(f"op {op}", f"no kernel for target {target.name}", f"{op}{suffix} in {', '.join(searched)}")
+    what = f"{op}{suffix}"
+    if phases := sorted({path.name for level in levels(target) for path in level.folder.glob(f"{op}.*")}):
+        what += f" or {op}.{phase}{suffix}"
+        missing = (
+            f"no kernel for the {phase} phase of {_types(dtypes)}for target {target.name}, only {', '.join(phases)}"
+        )
+    else:
+        missing = f"no kernel for target {target.name}"
+    raise MissingKernel(f"op {op}", missing, f"{what} in {', '.join(searched)}")
 
 
-def resolve(target: Target, op: str) -> Path:
+def _types(dtypes: Mapping[str, str] | None) -> str:
+    return " ".join(f"{operand} {dtype}" for operand, dtype in (dtypes or {}).items()) + " " if dtypes else ""
+
+
+def resolve(target: Target, op: str, phase: str = "decode", dtypes: Mapping[str, str] | None = None) -> Path:
     """The file that serves `op` in `target`. Raises as `find` does."""
-    return find(target, op)[0]
+    return find(target, op, phase, dtypes)[0]
 
 
 def tuning(target: Target, op: str) -> dict[str, Any]:

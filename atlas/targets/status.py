@@ -43,7 +43,7 @@ def status(target: Target) -> Status:
     Raises:
         BuildError: a tree that contradicts itself (two files that claim an op at one level).
     """
-    keys: tuple[KernelKey, ...] = ()
+    keys: Mapping[KernelKey, tuple[str, ...]] = {}
     if target.model != ANY_MODEL and (reason := unrecorded(target.facts)):
         return Status(reason, "family")
     if target.quant not in target.hardware.quants:
@@ -52,11 +52,12 @@ def status(target: Target) -> Status:
         keys, reason = _closure(json.dumps(target.facts, sort_keys=True), target.quant, target.hardware.kind)
         if reason:
             return Status(reason, "op")
-    for op in dict.fromkeys(key.op for key in keys):
-        try:
-            find(target, op)
-        except MissingKernel as error:
-            return Status(f"{target.hardware.name} has no kernel for op {op}", "kernel", error)
+    for key, phases in keys.items():
+        for phase in phases:
+            try:
+                find(target, key.op, phase, dict(key.dtypes))
+            except MissingKernel as error:
+                return Status(f"{target.hardware.name} has no kernel for op {key.op}", "kernel", error)
     return Status()
 
 
@@ -102,8 +103,11 @@ def unrecorded(config: Mapping[str, Any]) -> str:
     return ""
 
 
-def closure(config: Mapping[str, Any], quant: str, kind: str = "cuda") -> tuple[KernelKey, ...]:
-    """Every kernel that a model's programs need under a recipe. Raises BuildError where there are none."""
+def closure(config: Mapping[str, Any], quant: str, kind: str = "cuda") -> Mapping[KernelKey, tuple[str, ...]]:
+    """Every kernel that a model's programs need under a recipe, and the phases that need it.
+
+    Raises BuildError where there are none.
+    """
     keys, reason = _closure(json.dumps(config, sort_keys=True), quant, kind)
     if reason:
         raise BuildError(f"quant {quant}", reason)
@@ -111,14 +115,14 @@ def closure(config: Mapping[str, Any], quant: str, kind: str = "cuda") -> tuple[
 
 
 @functools.cache
-def _closure(config: str, quant: str, kind: str) -> tuple[tuple[KernelKey, ...], str]:
+def _closure(config: str, quant: str, kind: str) -> tuple[Mapping[KernelKey, tuple[str, ...]], str]:
     """Every kernel of a model's programs under a recipe, or why they cannot be recorded."""
     document = json.loads(config)
     family = family_of(document)
     try:
-        return tuple(family.record(family.configure(document, Shard()), recipe(quant, kind)).closure()), ""
+        return family.record(family.configure(document, Shard()), recipe(quant, kind)).closure(), ""
     except AtlasError as error:
-        return (), f"recipe {quant} has no ops: {error.where}: {error.found}"
+        return {}, f"recipe {quant} has no ops: {error.where}: {error.found}"
 
 
 def models(root: Path) -> dict[str, dict[str, Any]]:

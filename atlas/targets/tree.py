@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
+from atlas.build.kernel_file import named
 from atlas.errors import BuildError
 from atlas.ops import OPS
 from atlas.targets.quant import QUANTS
@@ -56,7 +57,7 @@ def check_tree(root: Path, hardware: Iterable[str], models: Iterable[str]) -> No
             for folder, (what, names) in zip(folders, known, strict=False):
                 _known(file, folder, names, what)
             if is_kernel:
-                _known(file, file.stem, list(OPS), "op")
+                _known(file, named(file)[0], list(OPS), "op")
 
 
 def _known(path: Path, name: str, known: list[str], what: str) -> None:

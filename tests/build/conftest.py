@@ -56,7 +56,7 @@ class CountingCompiler:
 
     def compile(self, name: str, source: str, headers: Mapping[str, str], arch: str) -> Compiled:
         self.calls.append(name)
-        operands = OPS[name.removesuffix(".cu")].operands
+        operands = OPS[name.split(".")[0]].operands
         image = f"{arch}{len(source)}{headers[cuda.INSTANCE_HEADER]}".encode()
         facts = {
             "registers": 32,

@@ -48,7 +48,7 @@ class TestWhatIsCompiled:
         counting.calls.clear()
         both, _ = built(tree, gpu_targets(tree, model="smollm2-135m,twin"))
         assert len(both.sets) == 2 and len(counting.calls) == count
-        assert [k.image for k in both.sets[0].kernels] == [k.image for k in both.sets[1].kernels]
+        assert both.sets[0].kernels == both.sets[1].kernels
 
     def test_architectures_share_nothing(self, tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
         manifest, _ = built(tree, gpu_targets(tree, "h200,gb10"))
@@ -97,7 +97,7 @@ class TestWhatIsCompiled:
         edit(tree / "h200/llama-3.2-1b/gated_activation.cu", "// gated_activation", "// mine: gated_activation")
         manifest, _ = built(tree, gpu_targets(tree, model="smollm2-135m,llama-3.2-1b"))
         assert counting.calls == ["gated_activation.cu"]
-        sources = {(s.model, k.source) for s in manifest.sets for k in s.kernels if k.op == "gated_activation"}
+        sources = {(s.model, *k.sources()) for s in manifest.sets for k in s.kernels if k.op == "gated_activation"}
         assert sources == {
             ("smollm2-135m", "cuda/gated_activation.cu"),
             ("llama-3.2-1b", "h200/llama-3.2-1b/gated_activation.cu"),
@@ -115,6 +115,90 @@ class TestWhatIsCompiled:
             change()
             built(tree, gpu_targets(tree))
             assert len(counting.calls) == 15
+
+
+class TestVariants:
+    """Files of one phase, bounds of rows, and what must be the same in all of a kernel's variants."""
+
+    @staticmethod
+    def split(tree: Path, rows: str = "[8, 32]") -> None:
+        """gated_activation for h200 in two files: decode with variants, prefill without."""
+        source = (tree / "cuda/gated_activation.cu").read_text()
+        (tree / "h200/gated_activation.prefill.cu").write_text(source)
+        decode = source.replace("[knobs]\n", f"[rows]\nup_to = {rows}\n[knobs]\n", 1)
+        (tree / "h200/gated_activation.decode.cu").write_text(decode)
+
+    def test_each_is_compiled_and_described(self, tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
+        self.split(tree)
+        edit(tree / "h200/gated_activation.decode.cu", "TILE = 256", 'TILE = 256\nlegal = ["max_rows <= 32"]')
+        manifest, _ = built(tree, gpu_targets(tree))
+        (entry,) = (kernel for kernel in manifest.sets[0].kernels if kernel.op == "gated_activation")
+        assert [(v.phase, v.max_rows) for v in entry.variants] == [(1, 0), (2, 8), (2, 32)]
+        assert [Path(v.source).name for v in entry.variants] == [
+            "gated_activation.prefill.cu",
+            *["gated_activation.decode.cu"] * 2,
+        ]
+        assert [v.symbol.rpartition("__")[2] for v in entry.variants] == ["prefill", "decode_8", "decode_32"]
+        assert len({v.image for v in entry.variants}) == 3
+        assert sorted(name for name in counting.calls if name.startswith("gated")) == [
+            *["gated_activation.decode.cu"] * 2,
+            "gated_activation.prefill.cu",
+        ]
+        counting.calls.clear()
+        built(tree, gpu_targets(tree))
+        assert counting.calls == []
+
+    def test_a_launch_over_logits_needs_no_prefill_kernel(
+        self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
+    ) -> None:
+        shutil.move(tree / "cuda/sample.cu", tree / "cuda/sample.decode.cu")
+        manifest, _ = built(tree, gpu_targets(tree))
+        (entry,) = (kernel for kernel in manifest.sets[0].kernels if kernel.op == "sample")
+        assert [v.phase for v in entry.variants] == [2]
+
+    def test_a_phase_without_a_file(self, tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
+        (target,) = gpu_targets(tree)
+        shutil.move(tree / "cuda/gated_activation.cu", tree / "cuda/gated_activation.decode.cu")
+        with pytest.raises(
+            BuildError, match="no kernel for the prefill phase of gate_up f32 out bf16 for target h200/"
+        ):
+            built(tree, [target])
+
+    def test_phases_that_want_different_layouts(
+        self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
+    ) -> None:
+        self.split(tree)
+        edit(tree / "h200/gated_activation.decode.cu", "[knobs]\n", '[layouts]\nout = "tiles"\n[knobs]\n')
+        message = "operand out is row_major in .*prefill.cu and tiles in .*decode.cu; accepted: one layout"
+        with pytest.raises(BuildError, match=message):
+            built(tree, gpu_targets(tree))
+
+    def test_a_table_of_tuning_toml_may_name_a_variant(
+        self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
+    ) -> None:
+        self.split(tree)
+        (name,) = (k.name() for k in build.closure(gpu_targets(tree)[0]) if k.op == "gated_activation")
+        folder = tree / "h200/smollm2-135m/bf16"
+        folder.mkdir(parents=True, exist_ok=True)
+        text = f"[gated_activation]\nTILE = 512\n[gated_activation.{name}.decode_8]\nTILE = 64\n"
+        (folder / "tuning.toml").write_text(text)
+        manifest, _ = built(tree, gpu_targets(tree))
+        (entry,) = (kernel for kernel in manifest.sets[0].kernels if kernel.op == "gated_activation")
+        assert [v.knobs["TILE"] for v in entry.variants] == [512, 64, 512]
+
+    @pytest.mark.parametrize(
+        ("cluster", "message"),
+        [
+            ("16", r"a cluster of 16 blocks; accepted: 1\.\.8 on h200"),
+            ("3", "grid axis x has 4 blocks for a cluster of 3"),
+        ],
+    )
+    def test_a_cluster_that_cannot_be(
+        self, cluster: str, message: str, tree: Path, gpu_targets: Targets, counting: CountingCompiler
+    ) -> None:
+        edit(tree / "cuda/residual_add.cu", 'grid = ["rows"', f'cluster = {cluster}\ngrid = ["rows * 4"')
+        with pytest.raises(BuildError, match=message):
+            built(tree, gpu_targets(tree))
 
 
 class TestReproducible:
@@ -155,7 +239,7 @@ class TestManifest:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "tuning.toml").write_text("[gated_activation]\nTILE = 128\n")
         manifest, _ = built(tree, gpu_targets(tree))
-        by_op = {kernel.op: kernel for kernel in manifest.sets[0].kernels}
+        by_op = {kernel.op: kernel.variants[0] for kernel in manifest.sets[0].kernels}
         assert (by_op["gated_activation"].knobs, by_op["gated_activation"].knobs_from) == ({"TILE": 128}, "tuned")
         assert by_op["gated_activation"].block == 128
         assert by_op["linear"].knobs_from == "cost model"
@@ -170,7 +254,7 @@ class TestManifest:
         monkeypatch.setenv("ATLAS_EMBED", embed)
         lines: list[str] = []
         manifest, blob = build.build(tree, gpu_targets(tree, "gb10"), 1, lines.append, selection={})
-        for kernel in manifest.sets[0].kernels:
+        for (kernel,) in (entry.variants for entry in manifest.sets[0].kernels):
             assert (kernel.image >= 0, kernel.ptx >= 0) == (embed != "ptx", embed != "cubin")
             if kernel.ptx >= 0:
                 image = manifest.images[kernel.ptx]

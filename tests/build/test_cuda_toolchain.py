@@ -57,9 +57,11 @@ def forget_toolchain() -> Iterator[None]:
 def compile_gated_activation(source: str | None = None, arch: str = "sm_90a") -> Compiled:
     path = KERNELS / "cuda" / "gated_activation.cu"
     declared = kernel_file.declaration(path)
-    _, block, _ = declared.geometry(dict(GATED_ACTIVATION.constants), declared.knobs)
+    launch = {"block": declared.geometry(dict(GATED_ACTIVATION.constants), declared.knobs).block}
     headers = {f"atlas/{file.name}": file.read_text() for file in (KERNELS / "cuda/include/atlas").glob("*.cuh")}
-    headers[cuda.INSTANCE_HEADER] = instance_header(GATED_ACTIVATION, "atlas_gated_activation", declared.knobs, block)
+    headers[cuda.INSTANCE_HEADER] = instance_header(
+        GATED_ACTIVATION, "atlas_gated_activation", declared.knobs, launch, {}
+    )
     return cuda.compile_kernel(path.name, source or path.read_text(), headers, arch)
 
 
@@ -92,13 +94,20 @@ def test_an_unknown_architecture_is_refused() -> None:
 
 def test_the_instance_header_specialises() -> None:
     key = KernelKey("rms_norm", (("x", "f32"), ("weight", "f32"), ("out", "bf16")), (("hidden", 576), ("eps", 1e-5)))
-    lines = instance_header(key, "atlas_rms", {"THREADS": 128}, 128).splitlines()
+    launch = {"block": 128, "max_rows": 8, "cluster": 4, "phase": 2}
+    lines = instance_header(key, "atlas_rms", {"THREADS": 128}, launch, {"out": "tiles"}).splitlines()
     for line in (
         "constexpr int hidden = 576;",
         "constexpr float eps = 1e-05f;",
         "constexpr int THREADS = 128;",
         "using out = __nv_bfloat16;",
         "constexpr int block = 128;",
+        "constexpr int max_rows = 8;",
+        "constexpr int cluster = 4;",
+        "constexpr int phase = 2;",
+        'constexpr char out[] = "bf16";',
+        "#define ATLAS_TYPE_OUT_BF16 1",
+        "#define ATLAS_LAYOUT_OUT_TILES 1",
         '#define ATLAS_KERNEL extern "C" __global__ void __launch_bounds__(128, 1) atlas_rms',
     ):
         assert line in lines
@@ -107,14 +116,16 @@ def test_the_instance_header_specialises() -> None:
 def test_an_optional_operand_is_a_compile_time_fact() -> None:
     operands = (("x", "bf16"), ("weight", "bf16"), ("bias", "f32"), ("out", "f32"))
     for given, fact in ((operands, "true"), ((*operands[:2], operands[3]), "false")):
-        lines = instance_header(KernelKey("linear", given, (("n", 8), ("k", 8))), "k", {}, 32).splitlines()
+        lines = instance_header(
+            KernelKey("linear", given, (("n", 8), ("k", 8))), "k", {}, {"block": 32}, {}
+        ).splitlines()
         assert f"constexpr bool HAS_BIAS = {fact};" in lines and "using bias = float;" in lines
 
 
 def test_an_unknown_element_type_is_named() -> None:
     key = KernelKey("gated_activation", (("gate_up", "fp8"), ("out", "f32")), (("intermediate", 8),))
     with pytest.raises(BuildError, match=r"kernel gated_activation: operand gate_up is 'fp8'"):
-        instance_header(key, "k", {}, 32)
+        instance_header(key, "k", {}, {"block": 32}, {})
 
 
 @pytest.mark.cuda_toolchain
@@ -170,4 +181,4 @@ class TestCompiler:
         keys = build.closure(target)
         assert len({key.op for key in keys}) == 11  # an op that no model records yet is no part of it
         kernels = build.compile_keys(KERNELS, target, keys, target.hardware.arch, 2, build.ImageBlob())
-        assert [(k.name, k.spills, k.stack) for k in kernels if k.spills or k.stack] == []
+        assert [(k.name, v.spills, v.stack) for k in kernels for v in k.variants if v.spills or v.stack] == []

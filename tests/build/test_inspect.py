@@ -124,7 +124,7 @@ def compiled(wheels: None) -> dict[str, Instance]:
     for op in CUDA_OPS:
         cases = importlib.import_module(f"tests.contract.test_{op}").CASES
         key = max(cases, key=lambda case: len(case.optional)).key()
-        job = kernel_job.plan(KERNELS, target, key, "sm_90a")
+        job = kernel_job.plan(KERNELS, target, key, "sm_90a", ("decode",))[0]
         ptx = cuda.compile_kernel(job.path.name, job.source, job.headers, "sm_90a").ptx.decode()
         result[op] = Instance(job.symbol, ptx, job.declared.unread)
     return result

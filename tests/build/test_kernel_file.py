@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atlas.build.kernel_file import Axis, cpu_signatures, declaration
+from atlas.build.kernel_file import Axis, Geometry, cpu_signatures, declaration
 from atlas.errors import BuildError
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
@@ -24,10 +24,10 @@ def test_geometry_is_evaluated_with_constants_and_knobs(tmp_path: Path) -> None:
         '[knobs]\nTILE_M = 16\nTILE_N = 64\nWARPS = 4\n[layouts]\nweight = "panel16"\n',
     )
     declared = declaration(path)
-    axes, block, shared = declared.geometry({"n": 960, "k": 576}, dict(declared.knobs))
-    assert axes == (Axis(0, 16, 1), Axis(-1, 1, 30), Axis(0, 1, 3))
-    assert (block, shared, declared.spills, declared.layouts) == (128, 16 * 576 * 2, 8, {"weight": "panel16"})
-    assert declared.geometry({"n": 960, "k": 576}, {**declared.knobs, "TILE_M": 32})[0][0] == Axis(0, 32, 1)
+    found = declared.geometry({"n": 960, "k": 576}, dict(declared.knobs))
+    assert found == Geometry((Axis(0, 16, 1), Axis(-1, 1, 30), Axis(0, 1, 3)), 128, 16 * 576 * 2, 1)
+    assert (declared.spills, declared.layouts) == (8, {"weight": "panel16"})
+    assert declared.geometry({"n": 960, "k": 576}, {**declared.knobs, "TILE_M": 32}).grid[0] == Axis(0, 32, 1)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,13 @@ def test_geometry_is_evaluated_with_constants_and_knobs(tmp_path: Path) -> None:
         ('[knobs]\nA = 1\nlegal = "A < 2"\n', "legal is 'A < 2'; accepted: a list of comparisons"),
         ('[knobs]\nA = 1\nlegal = ["A"]\n', r"legal has 'A'; accepted: a comparison of two integer expressions"),
         ('[knobs]\nA = 1\nlegal = ["1 < A < 3"]\n', "legal has '1 < A < 3'"),
+        ("[launch]\npdl = 1\n", r"\[launch\] pdl is 1; accepted: true or false"),
+        ("[rows]\nup_to = 8\n", r"\[rows\] up_to is 8; accepted: ascending numbers of rows; the last may be 0"),
+        ("[rows]\nup_to = [16, 8]\n", r"up_to is \[16, 8\]"),
+        ("[rows]\nup_to = [0, 8]\n", r"up_to is \[0, 8\]"),
+        ('[serves]\nwieght = ["f32"]\n', r"\[serves\] names 'wieght'; accepted: x, weight, bias, out"),
+        ('[serves]\nweight = "f32"\n', r"\[serves\] weight is 'f32'; accepted: a list of element types"),
+        ("[layouts]\nweight = 1\n", r"\[layouts\] weight is 1; accepted: a layout, or a table: dtype = layout"),
         ('[cost]\nbytse = "1"\n', r"unknown key 'bytse' in \[cost\]; accepted: bytes, flops, trips, steps, memory"),
     ],
 )
@@ -83,6 +90,33 @@ def test_an_axis_that_the_core_cannot_compute_is_refused(tmp_path: Path, grid: s
         declared.geometry({"n": 1, "k": 1}, {})
 
 
+def test_variants_phase_and_launch_attributes(tmp_path: Path) -> None:
+    body = '[launch]\ngrid = ["rows * CLUSTER", 1, 1]\ncluster = "CLUSTER"\nblock = "max_rows * 32"\npdl = true\n'
+    body += "[rows]\nup_to = [8, 16, 0]\n[knobs]\nCLUSTER = 4\n"
+    declared = declaration(write(tmp_path, body, "linear.w4.decode.cu"))
+    assert (declared.op, declared.phase, declared.bounds, declared.pdl) == ("linear", "decode", (8, 16, 0), True)
+    assert declared.geometry({"max_rows": 8}, declared.knobs) == Geometry(
+        (Axis(0, 1, 4), Axis(-1, 1, 1), Axis(-1, 1, 1)), 256, 0, 4
+    )
+    plain = declaration(write(tmp_path, "", "linear.cu"))
+    assert (plain.phase, plain.bounds, plain.pdl, plain.cluster) == ("", (0,), False, 1)
+
+
+def test_layouts_by_dtype_and_by_role(tmp_path: Path) -> None:
+    body = (
+        '[layouts]\nx = "operand"\nweight = { bf16 = "tiles", i4g32 = "frag4", other = "row_major" }\nout = "tiles"\n'
+    )
+    declared = declaration(write(tmp_path, body))
+    dtypes = {"x": "bf16", "weight": "i4g32"}
+    assert declared.layouts_of(dtypes, {"operand": "tiles"}) == {"x": "tiles", "weight": "frag4"}
+    assert declared.layouts_of({"weight": "f32"}, {}) == {}
+    with pytest.raises(BuildError, match=r"\[layouts\] x is 'operand'; accepted: row_major, .*frag4_paired, feed"):
+        declared.layouts_of(dtypes, {"feed": "tiles"})
+    body = '[layouts]\nweight = { bf16 = "tiles" }\n'
+    with pytest.raises(BuildError, match=r"\[layouts\] weight has none for f32; accepted: bf16"):
+        declaration(write(tmp_path, body)).layouts_of({"weight": "f32"}, {})
+
+
 def test_a_file_for_no_op_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="no op is called 'linaer'.*nearest: linear"):
         declaration(write(tmp_path, "", "linaer.cu"))
@@ -106,4 +140,4 @@ def test_cpu_signatures_belong_to_the_file(tmp_path: Path) -> None:
 
 def test_every_kernel_of_the_tree_declares_itself() -> None:
     files = [*KERNELS.glob("*/*.cu"), *KERNELS.glob("*/*.cpp")]
-    assert {path.stem for path in files} == {declaration(path).op for path in files} and len(files) >= 20
+    assert {path.name.split(".")[0] for path in files} == {declaration(path).op for path in files} and len(files) >= 20

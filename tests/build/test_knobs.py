@@ -109,7 +109,7 @@ def test_the_cost_model_is_deterministic_and_prefers_the_declared_among_equals(
 ) -> None:
     key = linear(960, 576)
     candidates = knobs.variants(declared, key, target.hardware)
-    names = knobs.names(key)
+    names = knobs.names(key, target.hardware)
     first = cost_model.best(declared, names, target.hardware, candidates)
     assert first == cost_model.best(declared, names, target.hardware, list(reversed(candidates)))
     flat = dataclasses.replace(declared, cost={"memory": "n * k"})
@@ -117,7 +117,7 @@ def test_the_cost_model_is_deterministic_and_prefers_the_declared_among_equals(
 
 
 def test_estimates_are_relative_to_the_declared_knobs(target: Target, declared: Declaration) -> None:
-    names = knobs.names(linear(960, 576))
+    names = knobs.names(linear(960, 576), target.hardware)
     (one,) = cost_model.relative(declared, names, target.hardware, [declared.knobs])
     assert one == pytest.approx(1.0)
     assert sum(cost_model.ROWS.values()) == pytest.approx(1.0)

@@ -140,7 +140,7 @@ def test_another_abi_or_format_is_refused(field: str, value: Any) -> None:
     manifest, blob = build()
     document = {**json.loads(manifest.to_json()), field: value, "from the future": 1}
     expected = f"manifest format {document['format']!r}, core ABI {document['core_abi']!r}"
-    assert f"{expected}; accepted: format 1, core ABI {manifests.CORE_ABI}; run: " in refusal(
+    assert f"{expected}; accepted: format {manifests.FORMAT}, core ABI {manifests.CORE_ABI}; run: " in refusal(
         with_document(document, blob)
     )
 
@@ -162,7 +162,7 @@ def test_an_image_is_code_for_a_gpu_and_within_its_bounds(image: bytes, message:
     document = json.loads(manifest.to_json())
     document["images"] = [{"offset": 0, "size": len(image), "sha256": manifests.hashlib.sha256(image).hexdigest()}]
     for kernel in document["sets"][0]["kernels"]:
-        kernel["image"] = 0
+        kernel["variants"][0]["image"] = 0
     found = refusal(with_document(document, image))
     assert f"images[0]: {message}" in found and "accepted: a cubin or PTX; a pack holds no host code" in found
 
@@ -174,7 +174,7 @@ def test_ptx_is_accepted_as_an_image(end: bytes) -> None:
     sha256 = manifests.hashlib.sha256(PTX + end).hexdigest()
     document["images"] = [{"offset": 0, "size": len(PTX + end), "sha256": sha256}]
     for kernel in document["sets"][0]["kernels"]:
-        kernel["image"], kernel["ptx"] = -1, 0
+        kernel["variants"][0] |= {"image": -1, "ptx": 0}
     assert bytes(pack.from_bytes(with_document(document, PTX + end), "p").images[0]) == PTX + end
 
 
@@ -183,7 +183,8 @@ def test_ptx_and_cubins_do_not_change_places() -> None:
     manifest, blob = build(ptx=True)
     document = json.loads(manifest.to_json())
     for kernel in document["sets"][0]["kernels"]:
-        kernel["image"], kernel["ptx"] = kernel["ptx"], kernel["image"]
+        (variant,) = kernel["variants"]
+        variant["image"], variant["ptx"] = variant["ptx"], variant["image"]
     assert "that kernels name as" in refusal(with_document(document, blob))
 
 
@@ -295,7 +296,7 @@ def test_noise_behind_the_magic_never_crashes_the_parser(noise: bytes) -> None:
 
 def test_a_hostile_manifest_costs_no_more_memory_than_its_size_allows() -> None:
     kernels = b"[" + b"{}," * 1_000_000 + b"{}]"
-    head = f'{{"format":1,"core_abi":{manifests.CORE_ABI},"images":[],"compiler":"","sets":[{{"kernels":'
+    head = f'{{"format":{manifests.FORMAT},"core_abi":{manifests.CORE_ABI},"images":[],"compiler":"","sets":[{{"kernels":'
     text = head.encode() + kernels + b"}]}"
     data = file_of(text, b"")
     tracemalloc.start()

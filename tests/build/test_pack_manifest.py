@@ -45,9 +45,9 @@ def test_a_manifest_is_read_as_it_was_written() -> None:
 
 def test_fields_with_a_default_may_be_absent() -> None:
     document = json.loads(MANIFEST.to_json())
-    del document["flags"], document["selection"], document["sets"][0]["kernels"][0]["ptx"]
+    del document["flags"], document["selection"], document["sets"][0]["kernels"][0]["variants"][0]["ptx"]
     manifest, _ = manifests.from_json(json.dumps(document), BLOB, "here")
-    assert (manifest.flags, manifest.selection, manifest.sets[0].kernels[0].ptx) == ((), {}, -1)
+    assert (manifest.flags, manifest.selection, manifest.sets[0].kernels[0].variants[0].ptx) == ((), {}, -1)
 
 
 @pytest.mark.parametrize(
@@ -78,33 +78,82 @@ def test_fields_with_a_default_may_be_absent() -> None:
             "sets[0].kernels[1].name: 'gated_activation__hidden576' stands twice",
         ),
         (
-            "sets.0.kernels.1.symbol",
+            "sets.0.kernels.1.variants.0.symbol",
             "sch\u00f6n",
-            "sets[0].kernels[1].symbol: is 'sch\\xf6n'; accepted: a C identifier",
+            "sets[0].kernels[1].variants[0].symbol: is 'sch\\xf6n'; accepted: a C identifier",
         ),
-        ("sets.0.kernels.1.symbol", "", "sets[0].kernels[1]: a device kernel without image, symbol or grid"),
-        ("sets.0.kernels.1.symbol", "k" * 257, "at most 256 characters"),
-        ("sets.0.kernels.1.image", 2, "sets[0].kernels[1].image: is 2; accepted: -1..1"),
-        ("sets.0.kernels.1.ptx", 65536, "sets[0].kernels[1].ptx: is 65536; accepted: -1..1"),
-        ("sets.0.kernels.1.image", -1, "sets[0].kernels[1]: a device kernel without image, symbol or grid"),
-        ("sets.0.kernels.1.image", -2, "sets[0].kernels[1].image: is -2; accepted: an integer in -1..65536"),
-        ("sets.0.kernels.1.image", True, "sets[0].kernels[1].image: is True; accepted: an integer"),
-        ("sets.0.kernels.1.block", 0, "sets[0].kernels[1].block: is 0; accepted: an integer in 1..1024"),
-        ("sets.0.kernels.1.block", 1 << 63, "sets[0].kernels[1].block: is 9223372036854775808; accepted: an integer"),
-        ("sets.0.kernels.1.shared", None, "sets[0].kernels[1].shared: is None; accepted: an integer in 0..1048576"),
-        ("sets.0.kernels.1.grid", [[0, 1]], "sets[0].kernels[1].grid[0]: is [0, 1]; accepted: a list of 3"),
-        ("sets.0.kernels.1.grid", [[0, 0, 1]], "sets[0].kernels[1].grid[0][1]: is 0; accepted: an integer in 1.."),
-        ("sets.0.kernels.1.grid", [[0, 1, 1]] * 4, "sets[0].kernels[1].grid: has 4 items; accepted: 0..3"),
+        (
+            "sets.0.kernels.1.variants.0.symbol",
+            "",
+            "sets[0].kernels[1].variants[0]: a device kernel without image, symbol or grid",
+        ),
+        ("sets.0.kernels.1.variants.0.symbol", "k" * 257, "at most 256 characters"),
+        ("sets.0.kernels.1.variants.0.image", 2, "sets[0].kernels[1].variants[0].image: is 2; accepted: -1..1"),
+        ("sets.0.kernels.1.variants.0.ptx", 65536, "sets[0].kernels[1].variants[0].ptx: is 65536; accepted: -1..1"),
+        (
+            "sets.0.kernels.1.variants.0.image",
+            -1,
+            "sets[0].kernels[1].variants[0]: a device kernel without image, symbol or grid",
+        ),
+        (
+            "sets.0.kernels.1.variants.0.image",
+            -2,
+            "sets[0].kernels[1].variants[0].image: is -2; accepted: an integer in -1..65536",
+        ),
+        (
+            "sets.0.kernels.1.variants.0.image",
+            True,
+            "sets[0].kernels[1].variants[0].image: is True; accepted: an integer",
+        ),
+        (
+            "sets.0.kernels.1.variants.0.block",
+            0,
+            "sets[0].kernels[1].variants[0].block: is 0; accepted: an integer in 1..1024",
+        ),
+        (
+            "sets.0.kernels.1.variants.0.block",
+            1 << 63,
+            "sets[0].kernels[1].variants[0].block: is 9223372036854775808; accepted: an integer",
+        ),
+        (
+            "sets.0.kernels.1.variants.0.shared",
+            None,
+            "sets[0].kernels[1].variants[0].shared: is None; accepted: an integer in 0..1048576",
+        ),
+        (
+            "sets.0.kernels.1.variants.0.grid",
+            [[0, 1]],
+            "sets[0].kernels[1].variants[0].grid[0]: is [0, 1]; accepted: a list of 3",
+        ),
+        (
+            "sets.0.kernels.1.variants.0.grid",
+            [[0, 0, 1]],
+            "sets[0].kernels[1].variants[0].grid[0][1]: is 0; accepted: an integer in 1..",
+        ),
+        (
+            "sets.0.kernels.1.variants.0.grid",
+            [[0, 1, 1]] * 4,
+            "sets[0].kernels[1].variants[0].grid: has 4 items; accepted: 0..3",
+        ),
         ("sets.0.kernels.1.contract", "no", "sets[0].kernels[1].contract: is 'no'; accepted: 16 hex digits"),
         (
-            "sets.0.kernels.1.source",
+            "sets.0.kernels.1.variants.0.source",
             "../../x.cu",
-            "sets[0].kernels[1].source: is '../../x.cu'; accepted: a path inside",
+            "sets[0].kernels[1].variants[0].source: is '../../x.cu'; accepted: a path inside",
         ),
-        ("sets.0.kernels.1.source", "/x.cu", "sets[0].kernels[1].source: is '/x.cu'"),
+        ("sets.0.kernels.1.variants.0.source", "/x.cu", "sets[0].kernels[1].variants[0].source: is '/x.cu'"),
         ("sets.0.kernels.1.layouts", {"x": 1}, "sets[0].kernels[1].layouts.x: is 1; accepted: letters"),
-        ("sets.0.kernels.1.knobs", {"T": 1 << 32}, "sets[0].kernels[1].knobs.T: is 4294967296; accepted: an integer"),
-        ("sets.0.kernels.1.registers", [], "sets[0].kernels[1].registers: is []"),
+        (
+            "sets.0.kernels.1.variants.0.knobs",
+            {"T": 1 << 32},
+            "sets[0].kernels[1].variants[0].knobs.T: is 4294967296; accepted: an integer",
+        ),
+        ("sets.0.kernels.1.variants.0.registers", [], "sets[0].kernels[1].variants[0].registers: is []"),
+        ("sets.0.kernels.1.variants.0.phase", 3, "variants[0].phase: is 3; accepted: an integer in 0..2"),
+        ("sets.0.kernels.1.variants.0.max_rows", -1, "variants[0].max_rows: is -1; accepted: an integer in 0.."),
+        ("sets.0.kernels.1.variants.0.cluster", 0, "variants[0].cluster: is 0; accepted: an integer in 1..16"),
+        ("sets.0.kernels.1.variants.0.pdl", 1, "variants[0].pdl: is 1; accepted: true or false"),
+        ("sets.0.kernels.1.variants", [], "sets[0].kernels[1].variants: has 0 items; accepted: 1 or more of a device"),
         ("images.0.offset", -64, "images[0].offset: is -64; accepted: an integer in 0.."),
         ("images.0.size", 0, "images[0].size: is 0; accepted: an integer in 1.."),
         ("images.0.size", 1 << 31, f"images[0]: ends at byte {1 << 31}; accepted: at most {len(BLOB)}"),
@@ -122,7 +171,8 @@ def test_a_wrong_value_is_named(path: str, value: Any, message: str) -> None:
 def test_host_code_has_no_image() -> None:
     document = json.loads(MANIFEST.to_json())
     document["sets"][0]["kind"] = "cpu"
-    assert "sets[0].kernels[0].image: is 0; accepted: -1..-1" in refusal(json.dumps(document))
+    message = "sets[0].kernels[0].variants: has 1 items; accepted: none of host code"
+    assert message in refusal(json.dumps(document))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +187,7 @@ def test_host_code_has_no_image() -> None:
         ('{"format": 1.0}', "the number '1.0'"),
         ('{"format": ' + "9" * 5000 + "}", "not JSON (Exceeds the limit"),
         ('{"format": 1, "format": 1}', "'format': the key stands twice in one object"),
-        ("[" * 100_000, "nested too deep; accepted: at most 8 levels"),
+        ("[" * 100_000, "nested too deep; accepted: at most 10 levels"),
         ('{"a":' * 100_000 + "1" + "}" * 100_000, "nested too deep"),
         ('{"a": ' + "[" * 20 + "]" * 20 + "}", "nested too deep"),
         ('"' + '\\"' * 200_000, "not JSON"),
@@ -164,7 +214,7 @@ def test_a_missing_and_an_unknown_field_are_named() -> None:
 
 
 def test_a_field_without_a_check_is_noticed_at_import() -> None:
-    with pytest.raises(TypeError, match=re.escape("KernelEntry: every field needs a check: ['block',")):
+    with pytest.raises(TypeError, match=re.escape("KernelEntry: every field needs a check: ['contract',")):
         strict_json.record(KernelEntry, {"name": strict_json.integer(0, 1)})
 
 
@@ -172,3 +222,18 @@ def test_an_error_of_the_document_names_no_field() -> None:
     with pytest.raises(Malformed) as caught:
         strict_json.parse("x", 1)
     assert caught.value.field == ""
+
+
+def test_variants_stand_in_the_order_in_which_they_are_chosen() -> None:
+    document = json.loads(MANIFEST.to_json())
+    (one,) = document["sets"][0]["kernels"][1]["variants"]
+
+    for of in (((2, 16), (2, 8)), ((1, 0), (1, 0)), ((2, 0), (2, 8))):
+        variants = [{**one, "phase": phase, "max_rows": rows} for phase, rows in of]
+        document["sets"][0]["kernels"][1]["variants"] = variants
+        assert "accepted: each once, in ascending order" in refusal(json.dumps(document))
+    document["sets"][0]["kernels"][1]["variants"] = [
+        {**one, "phase": phase, "max_rows": rows} for phase, rows in ((1, 0), (2, 8), (2, 0))
+    ]
+    manifest, _ = manifests.from_json(json.dumps(document), BLOB, "here")
+    assert [(v.phase, v.max_rows) for v in manifest.sets[0].kernels[1].variants] == [(1, 0), (2, 8), (2, 0)]

@@ -46,6 +46,9 @@ KEYS = [
 def case(key: KernelKey, variants: int = 2) -> dict[str, Any]:
     return {
         "kernel": key.name(),
+        "phase": "",
+        "max_rows": 0,
+        "rows": ROWS,
         "op": key.op,
         "dtypes": [list(pair) for pair in key.dtypes],
         "constants": [list(pair) for pair in key.constants],
@@ -58,7 +61,7 @@ def case(key: KernelKey, variants: int = 2) -> dict[str, Any]:
 
 def document(*cases: dict[str, Any]) -> dict[str, Any]:
     target = {"hw": "h200", "model": "smollm2-135m", "quant": "bf16", "arch": "sm_90a"}
-    return json.loads(json.dumps({"target": target, "commit": "abc", "rows": ROWS, "cases": list(cases)}))
+    return json.loads(json.dumps({"target": target, "commit": "abc", "cases": list(cases)}))
 
 
 def cpu_kernels() -> dict[str, KernelEntry]:
@@ -205,8 +208,9 @@ def test_prepare_compiles_every_legal_variant(tree: Path, tmp_path: Path, gpu_ta
         assert one["variants"][0]["knobs"] == one["declared"]  # the untuned choice comes first
         for variant in one["variants"]:
             entry = entries[variant["entry"]]
-            assert (entry.op, entry.knobs) == (one["op"], variant["knobs"])
-            assert images[entry.image][:4] == b"\x7fELF"
+            (compiled,) = entry.variants
+            assert (entry.op, compiled.knobs) == (one["op"], variant["knobs"])
+            assert images[compiled.image][:4] == b"\x7fELF"
     assert [v["knobs"]["THREADS"] for v in cases["cases"][1]["variants"]] == [512, 256]
     assert cases["target"] == {"hw": "h200", "model": "smollm2-135m", "quant": "bf16", "arch": "sm_90a"}
     with pytest.raises(BuildError, match=r"no kernel has \[knobs.choices\]"):

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from atlas.build import compile as compiler
+from atlas.build.kernel_file import PHASES
 from atlas.build.manifest import KernelSet, Manifest
 from atlas.runtime.program import KernelKey
 from atlas.targets.hardware import walk
@@ -49,7 +50,7 @@ def build(hw: str, arch: str | None, out: Path, jobs: int) -> KernelSet:
     keys = wanted()
     target = Target(hardware, ANY_MODEL, "contract", {})
     blob = compiler.ImageBlob()
-    kernels = compiler.compile_keys(KERNELS, target, keys, arch or hardware.arch, jobs, blob)
+    kernels = compiler.compile_keys(KERNELS, target, dict.fromkeys(keys, PHASES), arch or hardware.arch, jobs, blob)
     kernel_set = KernelSet(
         hw, "cuda", "contract", "tests", "*", arch or hardware.arch, hardware.compute_capability, kernels
     )

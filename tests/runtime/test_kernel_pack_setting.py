@@ -71,7 +71,10 @@ def test_the_images_of_the_pack_reach_the_device(tmp_path: Path, gpu: list[Any])
     backend, choice, kernels = runner._open_backend(SHAPE, options, "m")
     assert (backend.name, choice.source) == ("cuda:0", f"--kernel-pack {path}")
     assert gpu == [cubin(b"code of gated_activation"), cubin(b"code of rms_norm")]
-    assert {kernel.op: kernel.image for kernel in kernels.values()} == {"gated_activation": 0, "rms_norm": 1}
+    assert {kernel.op: kernel.variants[0].image for kernel in kernels.values()} == {
+        "gated_activation": 0,
+        "rms_norm": 1,
+    }
 
 
 @pytest.mark.parametrize(

@@ -194,11 +194,11 @@ def test_ptx_serves_a_device_that_the_machine_code_does_not_run_on() -> None:
     choice = choose("auto", None, SHAPE, [made], [GB10])
     assert choice.ptx and "its PTX, which the driver compiles (sm_80 code runs on compute cap" in choice.reason
     kernels, images = device_images(choice)
-    assert {kernel.image for kernel in kernels.values()} == {0}
+    assert {kernel.variants[0].image for kernel in kernels.values()} == {0}
     assert [bytes(image) for image in images] == [fake_packs.PTX + b"\0"]
     choice = choose("auto", None, SHAPE, [made], [{**L40S, "compute_capability": (8, 6)}])
     assert not choice.ptx and [bytes(i)[:4] for i in device_images(choice)[1]] == [b"\x7fELF"] * 2
-    assert [kernel.image for kernel in device_images(choice)[0].values()] == [0, 1]
+    assert [kernel.variants[0].image for kernel in device_images(choice)[0].values()] == [0, 1]
 
 
 def test_ptx_with_a_suffix_is_as_narrow_as_its_machine_code() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atlas.build import report
-from atlas.build.manifest import Image, KernelEntry, KernelSet, Manifest
+from atlas.build.manifest import Image, KernelEntry, KernelSet, KernelVariant, Manifest
 from atlas.errors import AtlasError, BuildError
 from atlas.targets import __main__ as contents
 from atlas.targets import inplace, listing
@@ -134,12 +134,8 @@ def test_the_command_says_what_is_wrong() -> None:
 
 
 def built(folder: Path) -> Manifest:
-    kernel = KernelEntry(
-        name="linear_n8",
-        op="linear",
-        contract="0" * 16,
+    variant = KernelVariant(
         source="cuda/linear.cu",
-        layouts={},
         image=0,
         symbol="atlas_linear_n8",
         grid=((-1, 1, 1),) * 3,
@@ -152,6 +148,7 @@ def built(folder: Path) -> Manifest:
         source_hash="a" * 64,
         seconds=0.25,
     )
+    kernel = KernelEntry("linear_n8", "linear", "0" * 16, {}, variants=(variant,))
     blob = b"image"
     sha256 = "6105d6cc76af400325e94d588ce511be5bfdbb73b437dc51eca43917d7a43e3d"
     kernel_set = KernelSet("card", "cuda", "small", "bf16", "7d05c8c52ef9f3fd", "sm_90a", (9, 0), (kernel,))

@@ -139,3 +139,54 @@ def test_tuning_that_is_not_a_table_names_the_file(tree: Path) -> None:
     (tree / "card" / "tuning.toml").write_text("[linear\n")
     with pytest.raises(BuildError, match="card/tuning.toml: not valid TOML"):
         tuning(card, "linear")
+
+
+def placed(root: Path, *names: str, **texts: str) -> Target:
+    """Target leaf/model/bf16 of a tree with empty files, and with files that say what they serve."""
+    target = build(root, {})
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(texts.get(Path(name).name.split(".")[1], ""))
+    return target
+
+
+def test_the_nearest_file_of_a_phase_wins(tmp_path: Path) -> None:
+    """A nearer <op>.cu serves both phases, a nearer <op>.decode.cu only its own."""
+    target = placed(
+        tmp_path, "base/linear.cu", "middle/linear.decode.cu", "leaf/model/sample.cu", "base/sample.decode.cu"
+    )
+    assert resolve(target, "linear", "prefill") == tmp_path / "base/linear.cu"
+    assert resolve(target, "linear", "decode") == tmp_path / "middle/linear.decode.cu"
+    assert {resolve(target, "sample", phase).parent.name for phase in ("prefill", "decode")} == {"model"}
+
+
+def test_two_claims_of_one_phase_are_refused(tmp_path: Path) -> None:
+    target = placed(tmp_path, "leaf/linear.cu", "leaf/linear.decode.cu")
+    assert resolve(target, "linear", "prefill") == tmp_path / "leaf/linear.cu"
+    with pytest.raises(
+        BuildError, match="op linear: claimed by .*linear.cu and .*linear.decode.cu; accepted: one file"
+    ):
+        resolve(target, "linear", "decode")
+
+
+def test_a_phase_without_a_file_is_named(tmp_path: Path) -> None:
+    target = placed(tmp_path, "base/linear.decode.cu")
+    with pytest.raises(MissingKernel) as caught:
+        resolve(target, "linear", "prefill", {"x": "bf16"})
+    assert "no kernel for the prefill phase of x bf16 for target leaf/model/bf16, only linear.decode.cu" in str(
+        caught.value
+    )
+    assert "accepted: linear.cu or linear.prefill.cu in " in str(caught.value)
+
+
+def test_a_file_serves_the_types_that_it_names(tmp_path: Path) -> None:
+    """What it does not serve is served by the next level; two files of one level share the types out."""
+    only = "/* atlas\n[serves]\nweight = {}\n*/\n"
+    names = ("base/linear.cu", "leaf/linear.decode.cu", "leaf/linear.w4.decode.cu")
+    target = placed(tmp_path, *names, decode=only.format(["bf16"]), w4=only.format(["i4g32", "i4g32z"]))
+    for weight, name in (("f32", names[0]), ("bf16", names[1]), ("i4g32z", names[2])):
+        assert resolve(target, "linear", "decode", {"x": "bf16", "weight": weight}) == tmp_path / name
+    assert resolve(target, "linear", "prefill", {"weight": "bf16"}) == tmp_path / names[0]
+    (tmp_path / names[2]).write_text(only.format(["bf16"]))
+    with pytest.raises(BuildError, match="claimed by"):
+        resolve(target, "linear", "decode", {"weight": "bf16"})
