@@ -296,7 +296,9 @@ def test_noise_behind_the_magic_never_crashes_the_parser(noise: bytes) -> None:
 
 def test_a_hostile_manifest_costs_no_more_memory_than_its_size_allows() -> None:
     kernels = b"[" + b"{}," * 1_000_000 + b"{}]"
-    head = f'{{"format":{manifests.FORMAT},"core_abi":{manifests.CORE_ABI},"images":[],"compiler":"","sets":[{{"kernels":'
+    head = (
+        f'{{"format":{manifests.FORMAT},"core_abi":{manifests.CORE_ABI},"images":[],"compiler":"","sets":[{{"kernels":'
+    )
     text = head.encode() + kernels + b"}]}"
     data = file_of(text, b"")
     tracemalloc.start()

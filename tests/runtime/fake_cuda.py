@@ -16,7 +16,7 @@ import pytest
 
 from atlas.build import pack
 from atlas.build.compile import ImageBlob
-from atlas.build.manifest import KernelEntry, KernelSet, Manifest
+from atlas.build.manifest import KernelEntry, KernelSet, KernelVariant, Manifest
 from atlas.models import family_of
 from atlas.ops import OPS
 from atlas.targets.quant import recipe
@@ -129,12 +129,8 @@ def kernel_pack(model: Path, path: Path, leave_out: str = "") -> Path:
             name=key.name(),
             op=key.op,
             contract=OPS[key.op].contract_hash(),
-            source=f"cuda/{key.op}.cu",
             layouts={},
-            ptx=ptx,
-            symbol=symbols[key.name()],
-            grid=((-1, 1, 1),) * 3,
-            block=32,
+            variants=(KernelVariant(ptx=ptx, symbol=symbols[key.name()], grid=((-1, 1, 1),) * 3, block=32),),
         )
         for key in keys
     )
