@@ -64,7 +64,7 @@ class DecodeProduct {
       publish_barriers();
     }
     __syncthreads();
-    if constexpr (kSharers > 1) cluster_arrive();
+    if constexpr (kSharers > 1) cluster_arrive_relaxed();
   }
 
   __device__ int rank() const { return split_ + kSplits * pair_; }
@@ -224,6 +224,12 @@ class DecodeProduct {
   int split_, pair_;
 };
 
+// Every thread of the cluster: nobody touches another block's shared memory any more.
+__device__ inline void leave_cluster() {
+  cluster_arrive_relaxed();
+  cluster_wait();
+}
+
 // The sums of a cluster's thread blocks, added up token by token in a fixed order through
 // distributed shared memory. Takes the ring's place.
 template <int kN, int kSplits, int kPair, int kBytes>
@@ -276,8 +282,8 @@ class ClusterSum {
     return total;
   }
 
-  // Every thread of the cluster: sums are in place, or nobody reads them any more.
-  __device__ void barrier() const {
+  // Every thread of the cluster: all sums are in place.
+  __device__ void all_put() const {
     if constexpr (kSplits * kPair == 1) {
       __syncthreads();
     } else {
