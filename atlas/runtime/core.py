@@ -17,6 +17,7 @@ from atlas.build import manifest
 from atlas.errors import AtlasError, BuildError
 from atlas.runtime import host
 from atlas.runtime.backend import Array, Backend, BoundProgram
+from atlas.runtime.memory_plan import MemoryPlan
 from atlas.runtime.program import Launch
 from atlas.runtime.step import COUNTS, HEADER_WORDS, PHASE_WORD, STEP_VERSION, SYMBOLS
 
@@ -73,7 +74,7 @@ def embedded() -> tuple[manifest.Manifest, list[memoryview]]:
     return manifest.from_json(core.embedded_manifest().decode(), core.embedded_images(), "atlas._core")
 
 
-def _variants(launch: Launch, entry: manifest.KernelEntry) -> list[dict[str, Any]]:
+def _variants(launch: Launch, entry: manifest.KernelEntry, plan: MemoryPlan) -> list[dict[str, Any]]:
     """A launch's kernels as the core takes them. Over logits, decode kernels serve both phases: there are as few
     logits in a prompt's step as in a decoding one, and a row's bits must not depend on which it is."""
     variants = [
@@ -88,6 +89,7 @@ def _variants(launch: Launch, entry: manifest.KernelEntry) -> list[dict[str, Any
             "cluster": variant.cluster,
             "pdl": variant.pdl,
             "cooperative": variant.cooperative,
+            "scratch": plan.offsets.get(f"scratch.{variant.symbol}"),
         }
         for variant in entry.variants or (manifest.KernelVariant(),)
     ]
@@ -158,7 +160,7 @@ class CoreBackend(Backend):
                         for name, value in launch.key.constants
                     ],
                     "row_dim": next((names.index(name) for name in _ROW_SYMBOLS if name in names), -1),
-                    "variants": _variants(launch, entry),
+                    "variants": _variants(launch, entry, program.plan),
                 }
             )
         handle: int = self._core.load(launches)

@@ -54,6 +54,7 @@ struct Variant {
   unsigned cluster = 1;            // blocks of a cluster, along x
   bool pdl = false;                // may begin before its predecessor ends: it waits on the device
   bool cooperative = false;        // all blocks are resident at once
+  size_t scratch = kNoOperand;     // arena offset of memory that all launches of the kernel share
 };
 
 struct LaunchSpec {

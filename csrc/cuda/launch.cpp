@@ -9,7 +9,7 @@ namespace cuda {
 namespace {
 
 constexpr unsigned kSharedWithoutOptIn = 48 * 1024;
-constexpr int kAllShared = 100;  // percent
+constexpr int kAllShared = 100;           // percent
 constexpr unsigned kPortableCluster = 8;  // every device with clusters runs this many blocks
 
 std::string describe(const LaunchSpec& spec) { return "launch " + spec.name + " of op " + spec.op; }
@@ -221,6 +221,13 @@ LoadedLaunch Images::resolve(const LaunchSpec& spec, DevicePointer arena, size_t
   for (const Variant& variant : spec.variants) {
     check_geometry(spec, variant);
     loaded.variants.push_back(resolve(describe(spec, variant), variant));
+    if (variant.scratch == kNoOperand) continue;
+    if (variant.scratch > arena_bytes) {
+      throw DeviceFault(describe(spec, variant) + ": scratch at byte " +
+                        std::to_string(variant.scratch) + " is outside the arena of " +
+                        std::to_string(arena_bytes));
+    }
+    loaded.variants.back().scratch = arena + variant.scratch;
   }
   std::stable_sort(loaded.variants.begin(), loaded.variants.end(),
                    [](const LoadedVariant& a, const LoadedVariant& b) {
@@ -233,7 +240,7 @@ LoadedLaunch Images::resolve(const LaunchSpec& spec, DevicePointer arena, size_t
   for (size_t offset : spec.operands) {
     loaded.addresses.push_back(offset == kNoOperand ? 0 : arena + offset);
   }
-  loaded.addresses.resize(spec.operands.size() + spec.dims.size());
+  loaded.addresses.resize(spec.operands.size() + spec.dims.size() + 1);
   for (DevicePointer& address : loaded.addresses) loaded.arguments.push_back(&address);
   return loaded;
 }
@@ -255,6 +262,7 @@ void launch(const Driver& cuda, LoadedLaunch& launch, const int32_t* header, Dev
     launch.addresses[spec.operands.size() + i] =
         step + sizeof(int32_t) * static_cast<size_t>(spec.dims[i]);
   }
+  launch.addresses.back() = variant.scratch;
   Result result = cuda.launch(&config, variant.function, launch.arguments.data(), nullptr);
   if (result == 0 && synchronous) result = cuda.stream_synchronize(stream);
   if (result == 0) return;

@@ -19,10 +19,11 @@ struct LoadedVariant {
   Function function = nullptr;
   LaunchAttribute attributes[3] = {};
   unsigned n_attributes = 0;
+  DevicePointer scratch = 0;
 };
 
-// A launch whose kernels are loaded. `arguments` point into `addresses`: operands, then the words
-// of the step header that hold its dims.
+// A launch whose kernels are loaded. `arguments` point into `addresses`: operands, the words of the
+// step header that hold its dims, scratch. A kernel without scratch does not take the last.
 struct LoadedLaunch {
   LoadedLaunch() = default;
   LoadedLaunch(LoadedLaunch&&) = default;  // and no copy, whose arguments would be another's

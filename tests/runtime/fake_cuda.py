@@ -47,7 +47,7 @@ from atlas.runtime.step import HEADER_WORDS, PHASE_DECODE, PHASE_PREFILL, STEP_V
 
 def variant(**changes):
     record = dict(phase=0, max_rows=0, kernel="store_dim", image=0, grid=[[0, 4, 2], [-1, 1, 3], [-1, 1, 1]],
-                  block=64, shared=0, cluster=1, pdl=False, cooperative=False)
+                  block=64, shared=0, cluster=1, pdl=False, cooperative=False, scratch=None)
     return {**record, **changes}
 
 def launch(variants=None, **changes):

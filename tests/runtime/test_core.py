@@ -37,6 +37,7 @@ def launch(**changes: object) -> dict[str, object]:
         "cluster": 1,
         "pdl": False,
         "cooperative": False,
+        "scratch": None,
     }
     spec: dict[str, object] = {
         "name": "layers.0.add",

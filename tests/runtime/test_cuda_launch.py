@@ -107,6 +107,22 @@ def test_what_cannot_be_launched_is_refused_at_load(
     assert expected in output
 
 
+def test_scratch_comes_after_the_dims(fake_driver: Path) -> None:
+    """Of `store_dim` with no operand the scratch is its second argument; here it holds what the dim would."""
+    code = """
+    handle = backend.load([launch(operands=[512], dims=[], row_dim=-1, grid=[[-1, 1, 1]] * 3, scratch=768)])
+    backend.write(768, struct.pack("i", 77))
+    backend.begin_step(0, step(3), 64)
+    backend.run(handle, 0, 1)
+    print(value())
+    attempt(lambda: backend.load([launch(scratch=2048)]))
+    """
+    status, output = program(fake_driver, code)
+    assert status == 3
+    assert output.startswith("77\n")
+    assert "(kernel store_dim): scratch at byte 2048 is outside the arena of 1024" in output
+
+
 def test_a_launch_without_variants_is_no_launch(fake_driver: Path) -> None:
     code = """
     try:
