@@ -58,8 +58,8 @@ def natural_quant(checkpoint: Checkpoint) -> str:
         if len(info.shape) < 2 or info.name.endswith(_TABLES):
             continue
         stored = info.scheme.block_format() if info.scheme else None
-        integer = stored in INTEGER_FORMATS
-        elements[f"int{FORMATS[stored].bits}" if stored and integer else "bf16"] += math.prod(info.shape)
+        exact = formats.common([stored], INTEGER_FORMATS) if stored else None
+        elements[f"int{FORMATS[exact].bits}" if exact else "bf16"] += math.prod(info.shape)
     if not elements or elements["bf16"] * 2 > elements.total():
         return "bf16"
     return max("int4", "int8", key=lambda name: elements[name])

@@ -30,7 +30,7 @@ class Format:
     group: columns that share a scale.
     signed: integer codes are two's complement; otherwise 0 .. 2^bits - 1.
     bias: what is taken from every code before it is scaled, where no offset is stored.
-    scale: dtype of the scales, "f16", "f32" or "e4m3".
+    scale: dtype of the scales, "f16", "bf16", "f32" or "e4m3".
     zero: an integer zero point (u8) is stored: value = (code - zero) * scale.
     minimum: dtype of a stored minimum, or "": value = code * scale + minimum.
     row_scale: one more f32 scale for each row: value = code * (scale * row_scale).
@@ -60,7 +60,7 @@ class Format:
         return math.prod(shape[:-1]) * self.row_bytes(shape[-1])
 
 
-_SIZES = {"f16": 2, "f32": 4, "e4m3": 1}
+_SIZES = {"f16": 2, "bf16": 2, "f32": 4, "e4m3": 1}
 
 FORMATS = {
     format.name: format
@@ -68,6 +68,7 @@ FORMATS = {
         Format("i8g32", 8, signed=True),  # GGUF Q8_0; compressed-tensors int8
         Format("i8g32f", 8, signed=True, scale="f32"),  # int8 whose scales f16 cannot hold
         Format("i4g32", 4, bias=8),  # GGUF Q4_0; symmetric int4
+        Format("i4g32b", 4, bias=8, scale="bf16"),  # symmetric int4 with bf16 scales: compressed-tensors; made for GPUs
         Format("i4g32z", 4, zero=True),  # AWQ, GPTQ
         Format("i4g32m", 4, minimum="f16"),  # GGUF Q4_1
         Format("i4g32f", 4, scale="f32", minimum="f32"),  # GGUF Q4_K; int4 whose scales f16 cannot hold
@@ -77,12 +78,14 @@ FORMATS = {
 }
 """Every block format, by the name that buffers and kernels use."""
 
-INTEGER_FORMATS = tuple(name for name, format in FORMATS.items() if format.element == "integer")
+INTEGER_FORMATS = tuple(name for name, f in FORMATS.items() if f.element == "integer" and f.scale != "bf16")
+"""Those that CPUs have products of."""
 
 EXACT_IN = {
     "i8g32": ("i8g32", "i8g32f"),
     "i8g32f": ("i8g32f",),
     "i4g32": ("i4g32", "i4g32z", "i4g32f", "i8g32", "i8g32f"),
+    "i4g32b": ("i4g32b", "i4g32f", "i8g32f"),
     "i4g32z": ("i4g32z", "i4g32f", "i8g32", "i8g32f"),
     "i4g32m": ("i4g32m", "i4g32f"),
     "i4g32f": ("i4g32f",),
@@ -110,7 +113,7 @@ def common(formats: Iterable[str], accepted: Iterable[str] = FORMATS) -> str | N
 
 
 ROLE_FORMATS = {
-    "int4": ("i4g32", "i4g32z", "i4g32m"),
+    "int4": ("i4g32b", "i4g32", "i4g32z", "i4g32m"),
     "int4m": ("i4g32m", *(name for name in INTEGER_FORMATS if name != "i4g32m")),
     "int8": INTEGER_FORMATS,
     "fp8": ("f8g128",),

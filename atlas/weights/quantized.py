@@ -29,6 +29,7 @@ _DEQUANTIZED_ROWS = 32
 
 _NUMPY: dict[str, np.dtype[Any]] = {
     "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
     "f32": np.dtype(np.float32),
     "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
 }
@@ -75,11 +76,12 @@ class Scheme:
             return None if self.zero or self.bias or self.minimum else "i8g32" if f16 else "i8g32f"
         if self.code != "u4":
             return None
+        symmetric = self.bias == FORMATS["i4g32"].bias and not self.zero and not self.minimum
         if not f16:
-            return "i4g32f"
+            return "i4g32b" if symmetric and self.scale == "bf16" else "i4g32f"
         if self.minimum:
             return "i4g32m"
-        return "i4g32" if self.bias == FORMATS["i4g32"].bias and not self.zero else "i4g32z"
+        return "i4g32" if symmetric else "i4g32z"
 
 
 @dataclasses.dataclass
@@ -243,9 +245,9 @@ class QuantizedArray:
         if format.zero and zeros is not None:
             _hold(name, "zero points", bool(zeros.size == 0 or (zeros.min() >= 0 and zeros.max() <= 255)))
         for what, array, dtype in (("scales", scales, format.scale), ("minimums", minimums, format.minimum)):
-            if array is not None and dtype == "f16":
+            if array is not None and dtype in ("f16", "bf16"):
                 with np.errstate(over="ignore"):
-                    _hold(name, what, bool((array.astype(np.float16) == array).all()))
+                    _hold(name, what, bool((array.astype(_NUMPY[dtype]) == array).all()))
         return QuantizedArray(
             "i8" if format.signed else "u4",
             codes.astype(np.int8 if format.signed else np.uint8, copy=False),

@@ -71,7 +71,7 @@ def quantize_rows(values: Array, format: str, name: str = "weight") -> Quantized
 
     Args:
         values: [rows, k], float32 (or what converts to it exactly).
-        format: "i8g32", "i4g32", "i4g32m", "f8g128" or "nvfp4" (atlas/targets/formats.py).
+        format: "i8g32", "i4g32", "i4g32b", "i4g32m", "f8g128" or "nvfp4" (atlas/targets/formats.py).
         name: of the tensor, for errors.
 
     Raises:
@@ -82,13 +82,17 @@ def quantize_rows(values: Array, format: str, name: str = "weight") -> Quantized
         return quantize_int8(values, GROUP, "f16", name)
     if format == "i4g32":
         return quantize_int4(values, GROUP, "symmetric", "f16", name)
+    if format == "i4g32b":
+        return quantize_int4(values, GROUP, "symmetric", "bf16", name)
     if format == "i4g32m":
         return quantize_int4(values, GROUP, "minimum", "f16", name)
     if format == "f8g128":
         return quantize_fp8(values, (1, FORMATS[format].group), name)
     if format == "nvfp4":
         return _nvfp4_rows(values, name)
-    raise BuildError(f"format {format}", "nothing quantises floats to it", "i8g32, i4g32, i4g32m, f8g128, nvfp4")
+    raise BuildError(
+        f"format {format}", "nothing quantises floats to it", "i8g32, i4g32, i4g32b, i4g32m, f8g128, nvfp4"
+    )
 
 
 def _nvfp4_rows(values: Array, name: str) -> QuantizedArray:

@@ -23,6 +23,7 @@ Q4_1 = Scheme("u4", (1, 32), "f16", minimum=True)
 Q8_0 = Scheme("i8", (1, 32), "f16")
 Q6_K = Scheme("i8", (1, 16), "f32")
 AWQ = Scheme("u4", (1, 128), "f16", zero=True)
+BF16_SCALES = Scheme("u4", (1, 128), "bf16", bias=8)
 FP8_BLOCKS, FP8_TENSOR, MXFP8 = (Scheme("e4m3", group, "f32") for group in ((128, 128), (0, 0), (1, 32)))
 NVFP4 = Scheme("e2m1", (1, 16), "e4m3", global_scale=True)
 MXFP4 = Scheme("e2m1", (1, 32), "e8m0")
@@ -82,7 +83,9 @@ def chosen(role: str, *parts: Scheme | None, beside: Scheme | None = FLOAT) -> s
         # Only a checkpoint without any quantised tensor is quantised at load, and its head is not.
         ("int4m", [FLOAT], FLOAT, "i4g32m"),
         ("int8", [FLOAT, FLOAT], FLOAT, "i8g32"),
-        ("int4", [FLOAT], FLOAT, "i4g32"),
+        ("int4", [FLOAT], FLOAT, "i4g32b"),
+        ("int4", [BF16_SCALES], FLOAT, "i4g32b"),
+        ("int4m", [BF16_SCALES], FLOAT, "i4g32f"),
         ("fp8", [FLOAT], FLOAT, "f8g128"),
         ("nvfp4", [FLOAT], FLOAT, "nvfp4"),
         ("stored", [FLOAT], FLOAT, "bf16"),
@@ -99,6 +102,7 @@ def test_the_natural_quant_keeps_most_of_the_checkpoint() -> None:
     assert natural(a=FLOAT, b=FLOAT) == "bf16"
     assert natural(a=Q4_1, b=Q4_0, c=Q8_0) == "int4"
     assert natural(a=Q8_0, b=Q8_0, c=Q4_0, d=FLOAT) == "int8"
+    assert natural(a=BF16_SCALES, b=Q4_0) == "int4"
     assert natural(a=Q6_K, b=Q6_K, c=Q8_0) == "bf16"
     assert natural() == "bf16"
     assert natural(a=FP8_BLOCKS, b=NVFP4) == "bf16"  # CPUs have no products of them

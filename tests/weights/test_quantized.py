@@ -29,7 +29,8 @@ def random_array(name: str, n: int, k: int, group: int = 32) -> QuantizedArray:
         codes = rng.integers(0, 16, (n, k)).astype(np.uint8)
         scale = float(np.float32(rng.uniform(1e-5, 1e-3)))
         return QuantizedArray("e2m1", codes, scales, (1, group), global_scale=scale)
-    scales = rng.uniform(1e-3, 1e-2, (n, groups)).astype(np.float16 if format.scale == "f16" else np.float32)
+    dtypes: dict[str, Any] = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32}
+    scales = rng.uniform(1e-3, 1e-2, (n, groups)).astype(dtypes[format.scale])
     codes = rng.integers(-128, 128, (n, k)) if format.signed else rng.integers(0, 16, (n, k))
     zeros = minimums = None
     if format.zero:
@@ -91,7 +92,7 @@ def test_formats_hold_gguf_blocks_exactly(name: str, kind: str) -> None:
 
 def test_what_a_format_cannot_hold_is_refused() -> None:
     array = random_array("i4g32f", 4, 64)
-    for name in set(FORMATS) - {"i4g32f"}:
+    for name in FORMATS.keys() - {"i4g32f"}:
         with pytest.raises(BuildError, match=name):
             to_rows(array, name)
     fine = dataclasses.replace(random_array("i8g32", 4, 64), scales=np.full((4, 2), 1e-9, np.float32))
@@ -145,7 +146,7 @@ def test_signs_of_fp4_scales_move_into_the_codes() -> None:
 
 def test_factors_are_bf16_numbers() -> None:
     """nvfp4's are exact; other formats' are their values rounded once."""
-    for name in ("nvfp4", "i4g32", "i4g32z", "i4g32m"):
+    for name in ("nvfp4", "i4g32", "i4g32b", "i4g32z", "i4g32m"):
         array = random_array(name, 7, 96, FORMATS[name].group)
         matrix, scales = BlockArray(to_rows(array, name), FORMATS[name], 96).factors()
         np.testing.assert_array_equal(matrix.astype(ml_dtypes.bfloat16).astype(np.float32), matrix)

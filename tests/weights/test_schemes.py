@@ -43,7 +43,7 @@ EXACT_FORMATS = {
     "gptq-2-bits-bf16": "i4g32f",
     "awq": "i4g32z",
     "awq-rows-bf16": "i4g32f",
-    "int4-group": "i4g32f",
+    "int4-group": "i4g32b",
     "int4-group-f16": "i4g32",
     "int4-zeros": "i4g32z",
     "int4-zeros-unpacked": "i4g32f",

@@ -38,6 +38,10 @@ class DecodeProduct {
   static constexpr int kSharers = kShare ? kPair : 1;
   static constexpr int kSpan = Weights::kSpan;
   static constexpr int kSlots = (kTiles + kSpan - 1) / kSpan;  // of a row block
+  // Ranges of k begin at multiples of this many tiles, whatever a slot holds.
+  static constexpr int kUnit = Weights::kUnit;
+  static constexpr int kUnits = (kTiles + kUnit - 1) / kUnit;
+  static_assert(kUnit % kSpan == 0, "a unit is whole slots");
   // A slot: weights, scales of tokens, and from a multiple of 1,024 on (the swizzle) tokens.
   static constexpr int kWeightBytes = kSpan * Weights::kTile;
   static constexpr int kScaleBytes = Weights::kScaled ? kSpan * kN * 4 : 0;
@@ -46,7 +50,7 @@ class DecodeProduct {
   static constexpr int kStages = (kBytes - 1024) / kSlotBytes;  // the barriers take less than 1,024
   static_assert(kStages >= 2, "the ring has at least two slots");
   static_assert(kStages <= 32, "the barriers fit in 1,024 bytes");
-  static_assert(kSplits <= kSlots, "every thread block has something to multiply");
+  static_assert(kSplits <= kUnits, "every thread block has something to multiply");
   static_assert(kN % kSharers == 0 && kCluster <= 8, "a cluster of eight blocks is portable");
 
   // `shared` is aligned to 1,024 bytes. Every thread calls this first.
@@ -152,7 +156,10 @@ class DecodeProduct {
     int block, k;  // the cluster's first row block; slot of k
   };
 
-  __device__ static int slot_of(int split) { return kSlots * split / kSplits; }
+  __device__ static int slot_of(int split) {
+    const int slot = kUnits * split / kSplits * (kUnit / kSpan);
+    return slot < kSlots ? slot : kSlots;
+  }
   __device__ static int tiles_in(int k) {
     if constexpr (kTiles % kSpan == 0) return kSpan;
     return k == kSlots - 1 ? kTiles % kSpan : kSpan;

@@ -32,7 +32,7 @@ __device__ inline int warpgroup() { return threadIdx.x / kWarpgroup; }
 // bf16 by bf16: wgmma adds up the whole of k.
 template <int kN>
 struct Bf16Weights {
-  static constexpr int kTile = kTileBytes, kTail = 0, kSpan = 1;
+  static constexpr int kTile = kTileBytes, kTail = 0, kSpan = 1, kUnit = 1;
   // Few tokens: the ring is short of data, so a slot is given back at once. Many: products overlap.
   static constexpr int kLag = kN < 64 ? 0 : 1;
   static constexpr bool kScaled = false;
@@ -61,7 +61,7 @@ struct Bf16Weights {
 // one group of both scales, is summed by itself and added in fp32.
 template <int kN>
 struct F8Weights {
-  static constexpr int kTile = kTileStride<true>, kTail = 0, kSpan = 1, kLag = 0;
+  static constexpr int kTile = kTileStride<true>, kTail = 0, kSpan = 1, kUnit = 1, kLag = 0;
   static constexpr bool kScaled = true;
   // Tokens whose tile sums are in registers at a time.
   static constexpr int kPart = kN < 64 ? kN : kN < 256 ? 64 : 32;

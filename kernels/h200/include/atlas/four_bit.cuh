@@ -1,0 +1,239 @@
+// Weights of 4 bits as A operands of wgmma, in bf16: layout `frag4` (atlas/weights/fragments.py).
+//
+// A tile is 128 rows by 64 columns: 4 KB of codes, then scales. A thread of a warpgroup (warp w,
+// lane 4 g + t) finds the 32 codes that it holds as registers of A in 16 bytes, one word for each
+// step of 16 columns. Register i + 2 h of a step holds row 16 w + g + 8 i, columns 8 h + 2 t (low
+// half) and 8 h + 2 t + 1 (high half). Scales lie by [warpgroup][w][g][i][group], so that a thread
+// reads those of both of its rows at once.
+//
+// A format is a class with
+//   kTile, kTail   bytes of a tile, and of what follows the tiles of a row block
+//   Packed         what a thread loads of a tile: load(tile)
+//   expand(packed, step, a)   the four registers of one step
+//   finish(tail, sum)         scales of whole rows, where the format has them
+//
+// Each value of A is code times scale rounded to bf16 once. The arithmetic is in packed bf16, exact
+// but for that rounding; instructions decide the speed of a small product, so they are counted: a
+// tile takes a thread about 60 (nvfp4, i4g32b) to 105 (i4g32m).
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "atlas/mbarrier.cuh"
+
+namespace atlas {
+
+constexpr int kCodeBytes = 128 * 64 / 2;
+
+__device__ inline unsigned bf16x2_add(unsigned a, unsigned b) {
+  unsigned d;
+  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+__device__ inline unsigned bf16x2_mul(unsigned a, unsigned b) {
+  unsigned d;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+__device__ inline unsigned bf16x2_fma(unsigned a, unsigned b, unsigned c) {
+  unsigned d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+__device__ inline unsigned bf16x2_pack(float low, float high) {
+  unsigned d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+// (word & mask) | bits in one instruction: of two constants in C the compiler makes two.
+__device__ inline unsigned and_or(unsigned word, unsigned mask, unsigned bits) {
+  unsigned d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(word), "r"(mask), "r"(bits));
+  return d;
+}
+__device__ inline unsigned rotate_right(unsigned word, int bits) {
+  return __funnelshift_r(word, word, bits);
+}
+// Half `which` of a pair in both halves.
+__device__ inline unsigned twice(unsigned pair, int which) {
+  return __byte_perm(pair, 0, which ? 0x3232 : 0x1010);
+}
+
+// E2M1 codes, a scale for each 16 columns, an f32 factor for each row behind a row block's tiles.
+//
+// The bits of a code, moved to sign, low exponent bits and first mantissa bit of a bf16 number, are
+// its value times 2^-126. Scales (never negative) are stored with a wider exponent, so that none is
+// subnormal: with the same mantissa, the number they become is the scale times 2^107. Their product
+// is exact: 2^-19 times the weight.
+struct Nvfp4 {
+  static constexpr int kTile = kCodeBytes + 128 * 4, kTail = 128 * 4;
+
+  struct Packed {
+    uint4 codes;
+    uint2 scales;
+  };
+  __device__ static Packed load(const unsigned char* tile) {
+    return {reinterpret_cast<const uint4*>(tile)[threadIdx.x],
+            reinterpret_cast<const uint2*>(tile + kCodeBytes)[threadIdx.x / 4]};
+  }
+  __device__ static void expand(const Packed& packed, int step, unsigned (&a)[4]) {
+    const unsigned word = (&packed.codes.x)[step];
+    constexpr unsigned kBits = 0x81C081C0;
+    const unsigned low = scale(packed.scales.x, step), high = scale(packed.scales.y, step);
+    a[0] = bf16x2_mul(word & kBits, low);
+    a[1] = bf16x2_mul(rotate_right(word, 3) & kBits, high);
+    a[2] = bf16x2_mul(rotate_right(word, 6) & kBits, low);
+    // The bits that are left, in four places, by one multiplication whose other products miss them.
+    a[3] = bf16x2_mul((word & 0x001B001B) * (1u << 3 | 1u << 8 | 1u << 14) & kBits, high);
+  }
+  template <int kCount>
+  __device__ static void finish(const unsigned char* tail, float (&sum)[kCount]) {
+    const float* factors = reinterpret_cast<const float*>(tail);
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    const float factor[2] = {factors[row] * 0x1p19f, factors[row + 8] * 0x1p19f};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i] *= factor[i / 2 % 2];
+  }
+
+ private:
+  // Byte `step` of a row's scales, its halves exchanged (as it is stored), twice.
+  __device__ static unsigned scale(unsigned row, int step) {
+    return and_or(__byte_perm(row, 0, step * 0x1111), 0x0FF00FF0, 0x70007000);
+  }
+};
+
+// 4-bit integers: code p of a step (register p) in bits 4 p of the half words.
+__device__ inline unsigned integer_codes(unsigned word, int p) {
+  // As bf16, 128 + code.
+  return and_or(word >> 4 * p, 0x000F000F, 0x43004300);
+}
+template <int kCount>
+__device__ inline void no_row_factors(float (&)[kCount]) {}
+
+// (code - 8) * scale, scales in bf16, one for each 32 columns.
+struct I4g32b {
+  static constexpr int kTile = kCodeBytes + 128 * 4, kTail = 0;
+
+  struct Packed {
+    uint4 codes;
+    uint2 scales;
+  };
+  __device__ static Packed load(const unsigned char* tile) {
+    return {reinterpret_cast<const uint4*>(tile)[threadIdx.x],
+            reinterpret_cast<const uint2*>(tile + kCodeBytes)[threadIdx.x / 4]};
+  }
+  __device__ static void expand(const Packed& packed, int step, unsigned (&a)[4]) {
+    const unsigned word = (&packed.codes.x)[step];
+    const unsigned scale[2] = {twice(packed.scales.x, step / 2), twice(packed.scales.y, step / 2)};
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      a[p] = bf16x2_mul(bf16x2_add(integer_codes(word, p), 0xC308C308), scale[p % 2]);  // - 136
+    }
+  }
+  template <int kCount>
+  __device__ static void finish(const unsigned char*, float (&)[kCount]) {}
+};
+
+// A scale of f16 as the sum of two bf16 numbers, each twice: the second takes the three bits that
+// the first has no place for. code * high + (code * low) is then rounded once.
+struct SplitScale {
+  unsigned high, low;
+  __device__ explicit SplitScale(float scale) {
+    high = bf16x2_pack(scale, scale);
+    const float rest = scale - __uint_as_float(high & 0xFFFF0000u);
+    low = bf16x2_pack(rest, rest);
+  }
+  __device__ unsigned times(unsigned codes) const {
+    return bf16x2_fma(codes, high, bf16x2_mul(codes, low));
+  }
+};
+__device__ inline float half_of(unsigned pair, int which) {
+  const __half2 halves = *reinterpret_cast<const __half2*>(&pair);
+  return which ? __high2float(halves) : __low2float(halves);
+}
+
+// (code - 8) * scale, or with kZeros (code - zero) * scale; scales in f16, one for each 32 columns.
+// Zeros are bytes below 128 (of 4-bit weights they are 16 at most).
+template <bool kZeros>
+struct I4g32 {
+  static constexpr int kTile = kCodeBytes + 128 * 4 + (kZeros ? 128 * 2 : 0), kTail = 0;
+
+  struct Packed {
+    uint4 codes;
+    uint2 scales;
+    unsigned zeros;
+  };
+  __device__ static Packed load(const unsigned char* tile) {
+    const int row = threadIdx.x / 4;
+    Packed packed{reinterpret_cast<const uint4*>(tile)[threadIdx.x],
+                  reinterpret_cast<const uint2*>(tile + kCodeBytes)[row], 0};
+    if constexpr (kZeros) {
+      packed.zeros = reinterpret_cast<const unsigned*>(tile + kCodeBytes + 128 * 4)[row];
+    }
+    return packed;
+  }
+  __device__ static void expand(const Packed& packed, int step, unsigned (&a)[4]) {
+    const unsigned word = (&packed.codes.x)[step];
+    const int group = step / 2;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const SplitScale scale(half_of(i ? packed.scales.y : packed.scales.x, group));
+      unsigned offset = 0xC308C308;  // -136
+      if constexpr (kZeros) {
+        // -(128 + zero): the byte as mantissa.
+        offset = __byte_perm(packed.zeros, 0xC3, 0x4040 + 0x0101 * (2 * i + group));
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        a[i + 2 * h] = scale.times(bf16x2_add(integer_codes(word, i + 2 * h), offset));
+      }
+    }
+  }
+  template <int kCount>
+  __device__ static void finish(const unsigned char*, float (&)[kCount]) {}
+};
+
+// code * scale + minimum, both in f16, one for each 32 columns. In fp32, whose fma has the
+// minimum's bits too: a code in mantissa bits b.. of 2^(23 - b) is that power plus the code, and
+// the power is taken off again by the addend.
+struct I4g32m {
+  static constexpr int kTile = kCodeBytes + 2 * 128 * 4, kTail = 0;
+
+  struct Packed {
+    uint4 codes;
+    uint2 scales, minimums;
+  };
+  __device__ static Packed load(const unsigned char* tile) {
+    const int row = threadIdx.x / 4;
+    return {reinterpret_cast<const uint4*>(tile)[threadIdx.x],
+            reinterpret_cast<const uint2*>(tile + kCodeBytes)[row],
+            reinterpret_cast<const uint2*>(tile + kCodeBytes + 128 * 4)[row]};
+  }
+  __device__ static void expand(const Packed& packed, int step, unsigned (&a)[4]) {
+    const unsigned word = (&packed.codes.x)[step];
+    const int group = step / 2;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float scale = half_of(i ? packed.scales.y : packed.scales.x, group);
+      const float minimum = half_of(i ? packed.minimums.y : packed.minimums.x, group);
+      const float addend = fmaf(scale, -16.0f, minimum);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int p = i + 2 * h;
+        a[p] = bf16x2_pack(value(word, 4 * p, scale, addend), value(word, 16 + 4 * p, scale, addend));
+      }
+    }
+  }
+  template <int kCount>
+  __device__ static void finish(const unsigned char*, float (&)[kCount]) {}
+
+ private:
+  __device__ static float value(unsigned word, int bit, float scale, float addend) {
+    constexpr int kAt = 19;  // of 16 + code
+    const unsigned moved = bit < kAt ? word << (kAt - bit) : word >> (bit - kAt);
+    return fmaf(__uint_as_float(and_or(moved, 0xFu << kAt, 0x41800000)), scale, addend);
+  }
+};
+
+}  // namespace atlas

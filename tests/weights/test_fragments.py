@@ -1,0 +1,114 @@
+"""Layout of 4-bit weights for wgmma: where each code and scale stands, counted out one by one, and back again."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from atlas.errors import BuildError
+from atlas.targets.formats import FORMATS
+from atlas.weights import fragments
+from tests.weights.test_quantized import random_array
+
+FOUR_BIT = ("i4g32", "i4g32b", "i4g32z", "i4g32m", "nvfp4")
+
+
+def word_code(word: int, register: int, element: int, e2m1: bool) -> int:
+    """The code of a register's half in a word, by what the device does with the word."""
+    if not e2m1:
+        return word >> (16 * element + 4 * register) & 15
+    if register == 3:
+        moved = (word & 0x001B001B) * (2**3 + 2**8 + 2**14) & 0xFFFFFFFF
+    else:
+        moved = (word >> 3 * register | word << (32 - 3 * register)) & 0xFFFFFFFF
+    half = (moved & 0x81C081C0) >> 16 * element & 0xFFFF
+    return half >> 15 << 3 | half >> 6 & 7
+
+
+@pytest.mark.parametrize("name", FOUR_BIT)
+@pytest.mark.parametrize("n, k", [(128, 64), (130, 576), (70, 100)])
+def test_every_code_and_scale_is_where_a_thread_looks_for_it(name: str, n: int, k: int) -> None:
+    """A thread's registers, decoded with the device's shifts and masks, beside the matrix."""
+    rng = np.random.default_rng()
+    format = FORMATS[name]
+    array = random_array(name, n, k, format.group)
+    stored = array.to_format(name)
+    packed = fragments.pack(array, format)
+    tiles, tile_bytes = -(-k // 64), fragments.tile_bytes(format)
+    assert packed.shape == (-(-n // 128), fragments.block_bytes(format, k))
+    expected = np.zeros((len(packed) * 128, tiles * 64), np.float32)
+    expected[:n, :k] = array.dequantize()
+    for _ in range(300):
+        block, tile, thread, step = (int(rng.integers(x)) for x in (len(packed), tiles, 256, 4))
+        body = packed[block, tile * tile_bytes : (tile + 1) * tile_bytes]
+        word = int(body[:4096].view(np.uint32)[4 * thread + step])
+        g, t = thread % 32 // 4, thread % 4
+        for register in range(4):
+            i, c = register % 2, register // 2
+            row = 128 * block + thread // 32 * 16 + g + 8 * i
+            group = 16 * step // format.group
+            for element in range(2):
+                column = 64 * tile + 16 * step + 8 * c + 2 * t + element
+                code = word_code(word, register, element, name == "nvfp4")
+                at, per_tile = (thread // 4 * 2 + i) * (64 // format.group) + group, 64 // format.group
+                if name == "nvfp4":
+                    byte = int(body[4096:][at])
+                    bits = np.uint16((byte << 8 | byte) & 0x0FF0 | 0x7000)
+                    scale = float(bits.view(ml_dtypes.bfloat16)) * 2.0**-107
+                    row_scale = packed[block, tiles * tile_bytes :].view(np.float32)[row % 128]
+                    magnitude = (0, 0.5, 1, 1.5, 2, 3, 4, 6)[code & 7] * (-1.0 if code & 8 else 1.0)
+                    value = np.float32(magnitude) * (np.float32(scale) * row_scale)
+                else:
+                    kind = ml_dtypes.bfloat16 if format.scale == "bf16" else np.float16
+                    size = 128 * per_tile
+                    scale = body[4096 : 4096 + 2 * size].view(kind).astype(np.float32)[at]
+                    more = body[4096 + 2 * size :]
+                    zero = int(more[at]) if format.zero else format.bias
+                    value = np.float32(code - zero) * scale
+                    if format.minimum:
+                        value += more.view(np.float16).astype(np.float32)[at]
+                # Columns past k meet rows' zeros.
+                assert column >= k or value == expected[row, column], (row, column)
+    back = fragments.unpack(packed, n, k, format)
+    np.testing.assert_array_equal(back.astype(np.float32), array.dequantize())
+    np.testing.assert_array_equal(back.quantized().codes, stored.codes[:, :k])
+
+
+@pytest.mark.parametrize("name", FOUR_BIT)
+@pytest.mark.parametrize("inner", [64, 96, 200])
+def test_pairs_of_gate_and_up_rows_meet_in_a_lane(name: str, inner: int) -> None:
+    """The packed form is that of the matrix with its rows rearranged by hand."""
+    format = FORMATS[name]
+    array = random_array(name, 2 * inner, 72, format.group)
+    order = fragments.paired_rows(2 * inner)
+    blocks = -(-inner // 64)
+    assert len(order) == 128 * blocks
+    for row, source in enumerate(order):
+        block, rest = divmod(row, 128)
+        unit, inside = divmod(rest, 16)
+        number = 64 * block + 8 * unit + inside % 8
+        assert source == (number + (inner if inside >= 8 else 0) if number < inner else -1)
+    packed = fragments.pack(array, format, order)
+    by_hand = fragments.unpack(packed, 128 * blocks, 72, format).astype(np.float32)
+    values = np.concatenate([array.dequantize(), np.zeros((1, 72), np.float32)])
+    np.testing.assert_array_equal(by_hand, values[order])
+    back = fragments.unpack(packed, 2 * inner, 72, format, order)
+    np.testing.assert_array_equal(back.astype(np.float32), array.dequantize())
+
+
+def test_every_e4m3_scale_has_a_byte() -> None:
+    scales = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    stored = fragments.scale_bytes(scales)
+    assert len(set(stored.tolist())) == 127
+    np.testing.assert_array_equal(fragments.scale_values(stored), scales)
+
+
+def test_what_the_layout_does_not_hold_is_refused() -> None:
+    with pytest.raises(BuildError, match=r"frag4: format i4g32f; accepted: i4g32, i4g32b, i4g32z, i4g32m, nvfp4"):
+        fragments.pack(random_array("i4g32f", 4, 64), FORMATS["i4g32f"])
+    array = random_array("i4g32z", 4, 64)
+    assert array.zeros is not None
+    array.zeros[2, 1] = 128
+    with pytest.raises(BuildError, match="a zero point of 128"):
+        fragments.pack(array, FORMATS["i4g32z"])
