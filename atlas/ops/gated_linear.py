@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from atlas.ops.gated_activation import activate
 from atlas.ops.lazy import np
-from atlas.ops.op import ACTIVATIONS, BF16, F8, WEIGHTS, Arrays, Constants, Op, Operand, Tolerance
+from atlas.ops.op import ACTIVATIONS, BF16, F8, WEIGHTS, Arrays, Constants, Op, Operand, Tolerance, product
 
 
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
@@ -15,10 +15,10 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
     Both products are summed as op linear's; neither is rounded before the activation.
     """
     x = arrays["x"][: dims["rows"]].astype(np.float32)
-    product = x @ arrays["weight"].astype(np.float32).T
+    sums = product(x, arrays["weight"])
     if "bias" in arrays:
-        product += arrays["bias"]
-    gate, up = np.split(product, 2, axis=-1)
+        sums += arrays["bias"]
+    gate, up = np.split(sums, 2, axis=-1)
     arrays["out"][: dims["rows"]] = activate(gate, int(constants["activation"])) * up
 
 

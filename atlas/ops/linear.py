@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from atlas.ops.lazy import np
-from atlas.ops.op import ACTIVATIONS, BF16, FLOAT, WEIGHTS, Arrays, Constants, Op, Operand, Tolerance
+from atlas.ops.op import ACTIVATIONS, BF16, FLOAT, WEIGHTS, Arrays, Constants, Op, Operand, Tolerance, product
 
 
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
     """out[r, n] = sum_k x[r, k] * weight[n, k] + bias[n], accumulated in fp32, rounded once; no bias: 0.
 
-    Block formats stand for their dequantised values; a kernel may scale sums instead of the elements.
+    Block formats stand for their values, of 4 bits rounded to bf16 (op.product); a kernel may scale sums instead of
+    the elements.
     A kernel must compute each row by the same arithmetic whatever the other rows are, so that an
     answer does not depend on the load.
     """
     x = arrays["x"][: dims["rows"]].astype(np.float32)
     out = arrays["out"]
-    product = x @ arrays["weight"].astype(np.float32).T
+    sums = product(x, arrays["weight"])
     if "bias" in arrays:
-        product += arrays["bias"]
-    out[: dims["rows"]] = product.astype(out.dtype)
+        sums += arrays["bias"]
+    out[: dims["rows"]] = sums.astype(out.dtype)
 
 
 LINEAR = Op(

@@ -19,7 +19,7 @@ are written in place; what is assigned is rounded to the element type or format.
 FLOAT = ("f32", "bf16")
 ACTIVATIONS = (*FLOAT, "f8g128")
 """What a matrix product reads; f8g128: E4M3 codes with a scale per row and 128 columns (atlas/targets/formats.py)."""
-WEIGHTS = (*ACTIVATIONS, "nvfp4", *INTEGER_FORMATS)
+WEIGHTS = (*ACTIVATIONS, "nvfp4", "i4g32b", *INTEGER_FORMATS)
 """What a matrix product multiplies with."""
 
 
@@ -94,6 +94,19 @@ class Op:
             "float_constants": self.float_constants,
         }
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def product(x: Any, weight: Any) -> Any:
+    """x W^T in fp32, of rows in float32 and a weight operand.
+
+    A block format stands for its dequantised values; of 4 bits, for what multiplies bf16 rows (`BlockArray.factors`):
+    the values rounded to bf16, or, where a row has a scale of its own, its exact values without it, and sums scaled.
+    """
+    if getattr(weight, "format", None) is None or weight.format.bits != 4:
+        return x @ weight.astype("float32").T
+    matrix, row_scales = weight.factors()
+    sums = x @ matrix.T
+    return sums if row_scales is None else sums * row_scales
 
 
 EXACT = Tolerance(0.0, 0.0)

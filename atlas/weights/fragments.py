@@ -1,9 +1,10 @@
 """Layouts `frag4` and `frag4_paired`: weights of 4 bits in the order in which wgmma's threads hold them.
 
 A matrix is cut into blocks of 128 rows, a block into tiles of 64 columns. Rows past the end are zeros; columns past k
-meet zeros of the other factor. A tile has 4,096 bytes of codes, then its scales (and zero points, or minimums). Of a tile, warpgroup h has rows
-64 h.., its warp w 16 of them, and lane 4 g + t of a warp rows g and g + 8. Each lane has 16 bytes, a word for every
-16 columns, with 8 codes: of row g + 8 i, column 8 c + 2 t + e. Bits of a word, by register p = i + 2 c and e:
+meet zeros of the other factor. A tile has 4,096 bytes of codes, then its scales (and zero points, or minimums). Of a
+tile, warpgroup h has rows 64 h.., its warp w 16 of them, and lane 4 g + t of a warp rows g and g + 8. Each lane has 16
+bytes, a word for every 16 columns, with 8 codes: of row g + 8 i, column 8 c + 2 t + e. Bits of a word, by register
+p = i + 2 c and e:
 
     integers   code (p, e) in bits 4 p .. 4 p + 3 of half e
     E2M1       bits that become sign, exponent and mantissa of bf16 by few instructions: `_E2M1_BITS`
@@ -43,6 +44,14 @@ _E2M1_BITS = tuple(
 )
 
 
+def accepted(name: str) -> Format:
+    """The format called `name`, if there is a layout of it."""
+    formats = {f.name: f for f in FORMATS.values() if f.bits == 4 and f.scale in _DTYPES}
+    if name not in formats:
+        raise BuildError("layout frag4", f"format {name or 'unknown'}", ", ".join(formats))
+    return formats[name]
+
+
 def tile_bytes(format: Format) -> int:
     """Bytes of one tile: 128 rows by 64 columns."""
     return _CODE_BYTES + ROWS * (COLUMNS // format.group) * _group_bytes(format)
@@ -55,7 +64,8 @@ def block_bytes(format: Format, k: int) -> int:
 
 def paired_rows(n: int) -> Array:
     """Rows of [gate; up], each n / 2, in the order of `frag4_paired`: int64 [blocks * 128], -1 where there is none."""
-    inner, packed = n // 2, np.arange(-(-n // ROWS) * ROWS)
+    inner = n // 2
+    packed = np.arange(-(-inner // 64) * ROWS)
     row = 64 * (packed // ROWS) + 8 * (packed % ROWS // 16) + packed % 8
     return np.where(row < inner, row + packed // 8 % 2 * inner, -1)
 
@@ -65,7 +75,6 @@ def pack(array: QuantizedArray, format: Format, order: Array | None = None) -> A
 
     order: which row stands at each packed row, -1 for zeros; by default each at its own.
     """
-    _check(format)
     blocks = array.to_format(format.name)
     n, k = len(blocks.codes), blocks.codes.shape[1]
     if order is None:
@@ -94,7 +103,6 @@ def pack(array: QuantizedArray, format: Format, order: Array | None = None) -> A
 
 def unpack(raw: Array, n: int, k: int, format: Format, order: Array | None = None) -> BlockArray:
     """The matrix [n, k] from its stored form, row-major."""
-    _check(format)
     tiles, per_tile = -(-k // COLUMNS), COLUMNS // format.group
     blocks = raw.reshape(-1).view(np.uint8).reshape(-1, block_bytes(format, k))
     places = np.arange(len(blocks) * ROWS) if order is None else order
@@ -137,24 +145,19 @@ def scale_bytes(scales: Array) -> Array:
     mantissa, exponent = np.frexp(scales.astype(np.float32))
     number = ((exponent - 1 + 10) << 3 | np.rint((mantissa * 2 - 1) * 8).astype(np.int32)).astype(np.uint8)
     number[scales == 0] = 0
-    return (number >> 4 | number << 4).astype(np.uint8)
+    stored: Array = (number >> 4 | number << 4).astype(np.uint8)
+    return stored
 
 
 def scale_values(stored: Array) -> Array:
     """The inverse of `scale_bytes`, float32."""
     number = (stored >> 4 | stored << 4).astype(np.uint8).astype(np.int32)
-    values = np.ldexp(1 + (number & 7) / np.float32(8), (number >> 3) - 10).astype(np.float32)
+    values: Array = np.ldexp(1 + (number & 7) / np.float32(8), (number >> 3) - 10).astype(np.float32)
     values[number == 0] = 0
     return values
 
 
 # ---- one array at a time -------------------------------------------------------------------------
-
-
-def _check(format: Format) -> None:
-    if format.bits != 4 or format.scale not in _DTYPES:
-        accepted = [f.name for f in FORMATS.values() if f.bits == 4 and f.scale in _DTYPES]
-        raise BuildError("layout frag4", f"format {format.name}", ", ".join(accepted))
 
 
 def _zero_code(format: Format) -> np.uint8:

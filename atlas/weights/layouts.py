@@ -16,7 +16,7 @@ from atlas.errors import BuildError
 from atlas.runtime.dtypes import NUMPY
 from atlas.targets import formats
 from atlas.targets.formats import FORMATS
-from atlas.weights import block_panels
+from atlas.weights import block_panels, fragments
 from atlas.weights.quantized import BlockArray, QuantizedArray, to_rows
 
 Array = np.ndarray[Any, Any]
@@ -124,10 +124,39 @@ class Panel16(Layout):
         return shape[0], shape[1]
 
 
+class Fragments(Layout):
+    """A matrix in a format of 4 bits as the threads of wgmma hold it (atlas/weights/fragments.py)."""
+
+    row_granule = fragments.ROWS
+
+    def __init__(self, paired: bool = False) -> None:
+        self.paired = paired
+
+    def nbytes(self, shape: tuple[int, ...], dtype: str) -> int:
+        rows = len(fragments.paired_rows(shape[0])) if self.paired else shape[0]
+        return -(-rows // fragments.ROWS) * fragments.block_bytes(fragments.accepted(dtype), shape[1])
+
+    def pack(self, array: Array | QuantizedArray, dtype: str = "") -> Array:
+        if not isinstance(array, QuantizedArray):
+            raise BuildError("layout frag4", f"plain elements of {array.dtype}", "a quantised matrix")
+        return fragments.pack(array, fragments.accepted(dtype), self._order(array.shape[0]))
+
+    def unpack(self, array: Array, shape: tuple[int, ...], dtype: str) -> BlockArray:
+        return fragments.unpack(array, shape[0], shape[1], fragments.accepted(dtype), self._order(shape[0]))
+
+    def _order(self, rows: int) -> Array | None:
+        return fragments.paired_rows(rows) if self.paired else None
+
+
 def _raw(array: Array) -> Array:
     """The same bytes as unsigned integers, which NumPy moves faster than bf16."""
     return array.view(np.dtype(f"u{array.dtype.itemsize}"))
 
 
-LAYOUTS: dict[str, Layout] = {"row_major": RowMajor(), "panel16": Panel16()}
+LAYOUTS: dict[str, Layout] = {
+    "row_major": RowMajor(),
+    "panel16": Panel16(),
+    "frag4": Fragments(),
+    "frag4_paired": Fragments(paired=True),
+}
 """By the name that kernel files use."""

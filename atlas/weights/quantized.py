@@ -305,8 +305,8 @@ def _bytes(values: Array, dtype: str) -> Array:
 class BlockArray:
     """A matrix [n, k] in a block format, over the bytes of a row-major buffer [n, row_bytes].
 
-    Stands where an op's reference expects an array: `astype` dequantises, indexing selects rows, and `store` rounds
-    rows of activations to f8g128.
+    Stands where an op's reference expects an array: `astype` dequantises, indexing selects rows, and assignment
+    rounds rows of activations to f8g128.
     """
 
     def __init__(self, raw: Array, format: Format, k: int) -> None:
@@ -323,14 +323,14 @@ class BlockArray:
         """Rows by slice or index array."""
         return BlockArray(self.raw[rows], self.format, self.k)
 
-    def store(self, rows: int, values: Array) -> None:
-        """Write the first rows: float32 values, rounded (atlas/weights/activations.py)."""
+    def __setitem__(self, rows: Any, values: Array) -> None:
+        """Write rows of float32 values, rounded (atlas/weights/activations.py)."""
         if self.format != activations.FORMAT:
             raise BuildError(
                 f"format {self.format.name}", "a kernel's output in it", activations.FORMAT.name + " or floats"
             )
         codes, scales = activations.quantize_activations(np.asarray(values, np.float32))
-        self.raw[:rows] = np.concatenate([codes.view(np.uint8), _bytes(scales, "f32")], axis=1)
+        self.raw[rows] = np.concatenate([codes.view(np.uint8), _bytes(scales, "f32")], axis=1)
 
     def copy(self) -> BlockArray:
         return BlockArray(self.raw.copy(), self.format, self.k)

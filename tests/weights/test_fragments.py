@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from atlas.errors import BuildError
+from atlas.runtime import loader
 from atlas.targets.formats import FORMATS
 from atlas.weights import fragments
+from atlas.weights.layouts import LAYOUTS
+from atlas.weights.quantized import concatenate
 from tests.weights.test_quantized import random_array
 
 FOUR_BIT = ("i4g32", "i4g32b", "i4g32z", "i4g32m", "nvfp4")
@@ -89,12 +92,26 @@ def test_pairs_of_gate_and_up_rows_meet_in_a_lane(name: str, inner: int) -> None
         unit, inside = divmod(rest, 16)
         number = 64 * block + 8 * unit + inside % 8
         assert source == (number + (inner if inside >= 8 else 0) if number < inner else -1)
-    packed = fragments.pack(array, format, order)
+    packed = LAYOUTS["frag4_paired"].pack(array, name)
+    assert packed.nbytes == LAYOUTS["frag4_paired"].nbytes((2 * inner, 72), name)
     by_hand = fragments.unpack(packed, 128 * blocks, 72, format).astype(np.float32)
     values = np.concatenate([array.dequantize(), np.zeros((1, 72), np.float32)])
     np.testing.assert_array_equal(by_hand, values[order])
-    back = fragments.unpack(packed, 2 * inner, 72, format, order)
+    back = LAYOUTS["frag4_paired"].unpack(packed, (2 * inner, 72), name)
     np.testing.assert_array_equal(back.astype(np.float32), array.dequantize())
+
+
+@pytest.mark.parametrize("name", FOUR_BIT)
+def test_runs_of_rows_are_packed_by_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the loader does it: whole granules, of a paired layout half of them from each half."""
+    monkeypatch.setattr(loader, "RUN_BYTES", 1)
+    array = random_array(name, 400, 96, FORMATS[name].group)
+    for layout in (LAYOUTS["frag4"], LAYOUTS["frag4_paired"]):
+        whole = layout.pack(array, name).reshape(-1)
+        for stored, spans in loader._runs((400, 96), layout):
+            part = layout.pack(concatenate([array.to_format(name).rows(s.start, s.stop) for s in spans]), name)
+            at = layout.nbytes((stored, 96), name)
+            np.testing.assert_array_equal(part.reshape(-1), whole[at : at + part.nbytes])
 
 
 def test_every_e4m3_scale_has_a_byte() -> None:
@@ -106,7 +123,9 @@ def test_every_e4m3_scale_has_a_byte() -> None:
 
 def test_what_the_layout_does_not_hold_is_refused() -> None:
     with pytest.raises(BuildError, match=r"frag4: format i4g32f; accepted: i4g32, i4g32b, i4g32z, i4g32m, nvfp4"):
-        fragments.pack(random_array("i4g32f", 4, 64), FORMATS["i4g32f"])
+        LAYOUTS["frag4"].pack(random_array("i4g32f", 4, 64), "i4g32f")
+    with pytest.raises(BuildError, match="plain elements of float32"):
+        LAYOUTS["frag4"].pack(np.zeros((4, 64), np.float32), "i4g32")
     array = random_array("i4g32z", 4, 64)
     assert array.zeros is not None
     array.zeros[2, 1] = 128

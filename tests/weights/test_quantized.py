@@ -172,7 +172,7 @@ def test_rows_of_activations(k: int) -> None:
     x[7, k - 1] = np.inf
     raw = np.full((12, FORMATS["f8g128"].row_bytes(k)), 0xFF, np.uint8)
     out = BlockArray(raw, FORMATS["f8g128"], k)
-    out.store(9, x)
+    out[:9] = x
     assert (raw[9:] == 0xFF).all()
     groups = -(-k // 128)
     table = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)  # 0 .. 448
@@ -200,7 +200,7 @@ def test_rows_of_activations(k: int) -> None:
                     np.abs(found[tie]).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).view(np.uint8) % 2 == 0
                 ).all()
     with pytest.raises(BuildError, match="nvfp4"):
-        BlockArray(np.zeros((2, FORMATS["nvfp4"].row_bytes(k)), np.uint8), FORMATS["nvfp4"], k).store(1, x[:1])
+        BlockArray(np.zeros((2, FORMATS["nvfp4"].row_bytes(k)), np.uint8), FORMATS["nvfp4"], k)[:1] = x[:1]
 
 
 def test_blocks_per_tensor_and_shared_by_rows() -> None:

@@ -3,15 +3,17 @@
 //
 // Two warpgroups share a block, 64 rows each; tokens are wgmma's N. A format is a class template of
 // N with
-//   kTile     bytes of 128 weight rows by one tile of tokens (128 bytes of k), as they lie in
-//   memory kTail     bytes of a row block behind its tiles kSpan     tiles that one slot of the
-//   ring holds, side by side kScaled   whether tokens are f8g128: a scale a row behind the codes of
-//   each tile kLag      slots whose products may still run when multiply() returns: 0 or 1 sum
-//   fp32, where wgmma.cuh has D: thread (warp w, g, t) holds rows 16 w + g + 8 i of its
-//             warpgroup, tokens 8 j + 2 t + e in sum[4 j + 2 i + e]
+//   kTile    bytes of 128 weight rows by one tile of tokens (128 bytes of k), as in memory
+//   kTail    bytes of a row block behind its tiles
+//   kSpan    tiles that one slot of the ring holds, side by side
+//   kUnit    tiles, a multiple of kSpan, at whose multiples ranges of k begin
+//   kScaled  whether tokens are f8g128: a scale a row behind the codes of each tile
+//   kLag     slots whose products may still run when multiply() returns: 0 or 1
+//   sum      fp32, where wgmma.cuh has D: thread (warp w, g, t) holds rows 16 w + g + 8 i of its
+//            warpgroup, tokens 8 j + 2 t + e in sum[4 j + 2 i + e]
 //   clear(), multiply(slot, tiles) for the first `tiles` of a slot, finish(tail)
-// Which slots a product is cut into must not depend on N, nor the order of its arithmetic: every N
-// gives the same bits.
+//
+// kUnit must not depend on N, nor the order of the arithmetic: every N gives the same bits.
 #pragma once
 
 #include "atlas/tiles.cuh"
