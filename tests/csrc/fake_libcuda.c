@@ -4,7 +4,8 @@
 // FAKE_CUDA_VERSION   what cuDriverGetVersion gives (default 12080)
 // FAKE_CUDA_DEVICES   number of devices (default 1)
 // FAKE_CUDA_FAIL      "cuInit=803": this function returns this code; "cuGraphLaunch@3=719": its
-//                     third call does, and from then on so does every call, as after a real fault
+//                     third call does, and from then on so does every call, as after a real fault;
+//                     "*@500=719": the same from the 500th call of any function on
 // FAKE_CUDA_CONTROL   file that, once it exists, takes the place of FAKE_CUDA_FAIL
 // FAKE_CUDA_LOG       file to which every kernel that runs is appended
 // FAKE_CUDA_CALLS     file to which every call is appended: the function's name
@@ -54,8 +55,9 @@ static Result outcome(const char* function) {
   append("FAKE_CUDA_CALLS", function);
   if (broken != 0) return broken;
   const char* fail = to_fail();
-  const size_t length = strlen(function);
-  if (fail == NULL || strncmp(fail, function, length) != 0) return 0;
+  if (fail == NULL) return 0;
+  const size_t length = fail[0] == '*' ? 1 : strlen(function);
+  if (length > 1 && strncmp(fail, function, length) != 0) return 0;
   if (fail[length] == '=') return atoi(fail + length + 1);
   if (fail[length] != '@' || ++calls != atoi(fail + length + 1)) return 0;
   return broken = atoi(strchr(fail, '=') + 1);
