@@ -91,7 +91,8 @@ class Backend {
 
   virtual void synchronize() = 0;
 
-  // run(), and the seconds that each launch took alone, nothing overlapping it.
+  // run(), and the seconds that each launch took alone, nothing overlapping it: on a GPU with its
+  // own start, a microsecond or two, which overlaps its predecessor in a replayed program.
   virtual std::vector<double> run_timed(int program, size_t begin, size_t end) = 0;
   // run(), and the seconds that all of it took on the device.
   virtual double run_seconds(int program, size_t begin, size_t end) = 0;

@@ -8,7 +8,6 @@ namespace atlas {
 namespace cuda {
 namespace {
 
-constexpr unsigned kSharedWithoutOptIn = 48 * 1024;
 constexpr int kAllShared = 100;           // percent
 constexpr unsigned kPortableCluster = 8;  // every device with clusters runs this many blocks
 
@@ -125,7 +124,8 @@ LoadedVariant Images::resolve(const std::string& where, const Variant& variant) 
     throw DeviceFault(where + ": " + std::to_string(variant.block) +
                       " threads per block, possible are 1 to " + std::to_string(most));
   }
-  if (variant.shared > kSharedWithoutOptIn) {
+  // Above 48 KB it must be asked for, and of those the kernel's static memory takes a part.
+  if (variant.shared > 0) {
     check(cuda_.function_set_attribute(loaded.function, kMaxDynamicShared,
                                        static_cast<int>(variant.shared)),
           where + ": " + std::to_string(variant.shared) +
