@@ -1,56 +1,82 @@
 /* atlas
 [launch]
-grid = ["logits", "ceil_div(vocab, TILE)", 1]
-block = "TILE"
+grid = ["SPLITS", "logits", 1]
+block = 256
+pdl = true
 [knobs]
-TILE = 256
+SPLITS = 32
 */
 // adjust_logits: adjusted[i] = logits[i] with a bias added, penalties of tokens that occurred, and
 // forbidden tokens at -inf, as the bits of adjust[i] say; rows of 0 are left alone.
 //
 // logits, adjusted [logits, vocab] f32; bias f32 and token_count i32 [slots, vocab] by the row's
 // slot, bit 31 of a count: in the prompt, the others: times generated; mask [logits, ceil(vocab /
-// 32)] u32, bit v is bit v % 32 of word v / 32. One thread a token. Bytes: 8 x vocab for a row that
-// asks for something and 4 more for each of bias and counts, nothing for the others; bound by
-// memory latency.
-#include "atlas/convert.cuh"
+// 32)] u32, bit v is bit v % 32 of word v / 32. SPLITS blocks a row: enough to have the row's reads
+// in flight together, few enough that rows that ask for nothing cost little. Bytes: 8 x vocab for a
+// row that asks for something and 4 more for each of bias and counts, nothing for the others; bound
+// by memory latency.
 #include "atlas/instance.h"
+#include "atlas/pdl.cuh"
 
 namespace {
-constexpr int kBias = 1, kPenalties = 2, kMask = 4;
-}
 
-ATLAS_KERNEL(const types::logits* __restrict__ logits, const types::adjust* __restrict__ adjusts,
-             const types::slot* __restrict__ slots, const types::bias* __restrict__ bias,
-             const types::token_count* __restrict__ token_count,
-             const types::repetition* __restrict__ repetitions,
-             const types::frequency* __restrict__ frequencies,
-             const types::presence* __restrict__ presences,
-             const types::mask_index* __restrict__ mask_index, const types::mask* __restrict__ mask,
-             types::adjusted* __restrict__ adjusted, const int* n_logits, const int* /*n_slots*/) {
-  const int row = blockIdx.x;
-  const int token = blockIdx.y * launch::block + threadIdx.x;
-  if (row >= *n_logits || token >= constants::vocab) return;
-  const int adjust = adjusts[row];
-  if (adjust == 0) return;
-  const size_t element = static_cast<size_t>(row) * constants::vocab + token;
-  float x = logits[element];
-  if ((adjust & (kBias | kPenalties)) != 0) {
-    const size_t of_slot = static_cast<size_t>(slots[row]) * constants::vocab + token;
-    if ((adjust & kBias) != 0) x += bias[of_slot];
-    if ((adjust & kPenalties) != 0) {
-      const int count = token_count[of_slot], generated = count & 0x7FFFFFFF;
-      const float repetition = repetitions[row];
+using constants::vocab;
+constexpr int kBias = 1, kPenalties = 2, kMask = 4;
+constexpr int kWords = (vocab + 31) / 32;
+
+// What a row asks for.
+struct Change {
+  int what;
+  const float* bias;
+  const int* counts;
+  const unsigned* mask;
+  float repetition, frequency, presence;
+
+  __device__ float operator()(float x, int token) const {
+    if ((what & kBias) != 0) x += bias[token];
+    if ((what & kPenalties) != 0) {
+      const int count = counts[token], generated = count & 0x7FFFFFFF;
       if (count != 0) x = x > 0.0f ? x / repetition : x * repetition;
-      x -= frequencies[row] * static_cast<float>(generated);
-      if (generated != 0) x -= presences[row];
+      x -= frequency * static_cast<float>(generated);
+      if (generated != 0) x -= presence;
     }
-  }
-  if ((adjust & kMask) != 0) {
-    constexpr int words = atlas::ceil_div(constants::vocab, 32);
-    const unsigned word = mask[static_cast<size_t>(mask_index[row]) * words + token / 32];
     // A NaN is a fault to report, whatever is forbidden.
-    if ((word >> (token % 32) & 1u) == 0 && x == x) x = __uint_as_float(0xFF800000u);
+    if ((what & kMask) != 0 && (mask[token / 32] >> (token % 32) & 1u) == 0 && x == x) {
+      x = __uint_as_float(0xFF800000u);
+    }
+    return x;
   }
-  adjusted[element] = x;
+};
+
+}  // namespace
+
+ATLAS_KERNEL(const types::logits* logits, const types::adjust* adjusts, const types::slot* slots,
+             const types::bias* bias, const types::token_count* token_count,
+             const types::repetition* repetitions, const types::frequency* frequencies,
+             const types::presence* presences, const types::mask_index* mask_index,
+             const types::mask* mask, types::adjusted* adjusted, const int* n_logits,
+             const int* /*n_slots*/) {
+  atlas::launch_dependents();
+  const int row = blockIdx.y;
+  const int what = row < *n_logits ? adjusts[row] : 0;
+  atlas::wait_for_inputs();
+  if (what == 0) return;
+  Change change{};
+  change.what = what;
+  if ((what & (kBias | kPenalties)) != 0) {
+    const size_t of_slot = static_cast<size_t>(slots[row]) * vocab;
+    change.bias = bias + of_slot;
+    change.counts = token_count + of_slot;
+    change.repetition = repetitions[row];
+    change.frequency = frequencies[row];
+    change.presence = presences[row];
+  }
+  if ((what & kMask) != 0) change.mask = mask + static_cast<size_t>(mask_index[row]) * kWords;
+  logits += static_cast<size_t>(row) * vocab;
+  adjusted += static_cast<size_t>(row) * vocab;
+#pragma unroll 8
+  for (int token = blockIdx.x * launch::block + threadIdx.x; token < vocab;
+       token += knobs::SPLITS * launch::block) {
+    adjusted[token] = change(logits[token], token);
+  }
 }

@@ -1,100 +1,101 @@
 /* atlas
 [launch]
-grid = ["logits", 1, 1]
+grid = ["cluster_blocks", "logits", 1]
 block = "THREADS"
+cluster = "cluster_blocks"
+pdl = true
 [knobs]
 THREADS = 512
+[knobs.choices]
+THREADS = [256, 512, 1024]
 */
 // logprobs: for each row with n_top >= 0, log-softmax at one token, the token's rank, and the n_top
 // largest logits with their ids, equals in the order of ids. NaN and rank 0 where there is no
 // answer: no token, a NaN among the logits, no finite maximum.
 //
-// logits [logits, vocab] f32; top_token, top_logprob [logits, max_top]. One block a row. Weights
-// exp(logit - max) are summed in fp64 in a fixed order. The list is made one by one: the largest of
-// the order-preserving (logit, id) keys below the last one. Bytes: 4 x vocab per pass, three passes
-// and one more for each of n_top; nothing for rows that do not ask; bound by one multiprocessor's
-// cache bandwidth.
-#include "atlas/instance.h"
-#include "atlas/ordered_key.cuh"
-#include "atlas/reduce.cuh"
+// logits [logits, vocab] f32; top_token, top_logprob [logits, max_top]. A row has the blocks of a
+// cluster, which exchange what they find through shared memory. Weights exp(logit - max) are summed
+// as exact integers. The list's last entry is found by histograms of the order-preserving (logit,
+// id) keys (logits.cuh), the list is gathered and sorted. Bytes: 4 x vocab, and as much from the L1
+// cache (or L2) for each of three or four more passes; nothing for rows that do not ask.
+#include "atlas/logits.cuh"
+#include "atlas/pdl.cuh"
 
-namespace {
+using atlas::Word;
 
-using constants::vocab;
-constexpr int kThreads = launch::block, kWarps = kThreads / atlas::kWarp;
-using Key = unsigned long long;
-
-// Larger for larger logits, and for lower ids among equals; never 0.
-__device__ inline Key key_of(float logit, int id) {
-  return static_cast<Key>(atlas::ordered_key(logit)) << 32 |
-         (0xFFFFFFFFu - static_cast<unsigned>(id));
-}
-__device__ inline int id_of(Key key) {
-  return static_cast<int>(0xFFFFFFFFu - static_cast<unsigned>(key));
-}
-
-}  // namespace
-
-ATLAS_KERNEL(const types::logits* __restrict__ all_logits, const types::n_top* __restrict__ n_tops,
-             const types::target* __restrict__ targets, const types::token* __restrict__ tokens,
-             types::logprob* __restrict__ logprobs, types::rank* __restrict__ ranks,
-             types::top_token* __restrict__ top_tokens,
-             types::top_logprob* __restrict__ top_logprobs, const int* n_logits) {
-  __shared__ double doubles[kWarps];
-  __shared__ Key keys[kWarps];
-  __shared__ int ints[kWarps];
-  const int row = blockIdx.x;
-  if (row >= *n_logits) return;
-  const int n_top = min(static_cast<int>(n_tops[row]), constants::max_top);
+ATLAS_KERNEL(const types::logits* all_logits, const types::n_top* n_tops,
+             const types::target* targets, const types::token* tokens, types::logprob* logprobs,
+             types::rank* ranks, types::top_token* top_tokens, types::top_logprob* top_logprobs,
+             const int* n_logits) {
+  static_assert(constants::max_top <= atlas::kGroups && constants::max_top <= launch::block,
+                "the list is sorted by one thread an entry, its end searched above the floor");
+  __shared__ atlas::Scratch scratch;
+  __shared__ Word list[constants::max_top];
+  __shared__ int listed;
+  atlas::launch_dependents();
+  const int index = blockIdx.y;
+  const int n_top =
+      index < *n_logits ? min(static_cast<int>(n_tops[index]), constants::max_top) : -1;
+  if (n_top >= 0) {
+    atlas::clear_bins(scratch);
+    if (threadIdx.x == 0) listed = 0;
+  }
+  atlas::group_arrive();
+  atlas::wait_for_inputs();
   if (n_top < 0) return;
-  const float* logits = all_logits + static_cast<size_t>(row) * vocab;
+  const float* logits = all_logits + static_cast<size_t>(index) * constants::vocab;
+  const atlas::Largest largest = atlas::find_largest(logits, scratch);
   const float nan = __uint_as_float(0x7FC00000u);
+  const bool writes = atlas::part() == 0;
+  top_tokens += static_cast<size_t>(index) * constants::max_top;
+  top_logprobs += static_cast<size_t>(index) * constants::max_top;
 
-  // The largest key below `bound`, 0 if there is none.
-  const auto largest_below = [&](Key bound) {
-    Key best = 0;
-    for (int i = threadIdx.x; i < vocab; i += kThreads) {
-      const Key key = key_of(logits[i], i);
-      if (key < bound && key > best) best = key;
-    }
-    return atlas::block_reduce<kThreads>(best, atlas::Max(), keys);
-  };
-  const Key best = largest_below(~Key{0});
-  const auto best_key = static_cast<unsigned>(best >> 32);
-  // A NaN's key is above +infinity's.
-  const bool valid = best_key > atlas::kKeyMinusInfinity && best_key < atlas::kKeyPlusInfinity;
-  const double top = valid ? atlas::from_ordered_key(best_key) : 0.0f;
-
-  double sum = 0.0;
-  for (int i = threadIdx.x; i < vocab; i += kThreads) {
-    sum += static_cast<double>(expf(logits[i] - static_cast<float>(top)));
+  if (!largest.valid()) {
+    if (!writes) return;
+    if (threadIdx.x == 0) logprobs[index] = nan, ranks[index] = 0;
+    if (threadIdx.x < n_top) top_tokens[threadIdx.x] = -1, top_logprobs[threadIdx.x] = nan;
+    return;
   }
-  const double log_sum = log(atlas::block_reduce<kThreads>(sum, atlas::Sum(), doubles));
+  const int token = targets[index] >= 0 ? targets[index] : tokens[index];
+  const bool answered = token >= 0 && token < constants::vocab;
+  const float own_logit = answered ? logits[token] : 0.0f;
+  const Word own = answered ? atlas::ranked(own_logit, token) : ~Word{0};
+  const float top = atlas::from_ordered_key(largest.key());
+  Word weights = 0, above = 0;
+  atlas::for_each_logit<2>(logits, [&](float logit, int id) {
+    weights += atlas::fixed(expf(logit - top));
+    above += atlas::ranked(logit, id) > own;
+  });
+  weights = atlas::group_sum<0>(weights, scratch);
+  above = atlas::group_sum<1>(above, scratch);
+  const double log_sum = log(static_cast<double>(weights) * 0x1p-44);
   const auto logprob_of = [&](float logit) {
-    return static_cast<float>(static_cast<double>(logit) - top - log_sum);
+    return static_cast<float>(static_cast<double>(logit) - static_cast<double>(top) - log_sum);
   };
+  if (writes && threadIdx.x == 0) {
+    logprobs[index] = answered ? logprob_of(own_logit) : nan;
+    ranks[index] = answered ? static_cast<int>(above) + 1 : 0;
+  }
+  if (n_top == 0) return;
 
-  const int token = targets[row] >= 0 ? targets[row] : tokens[row];
-  const bool answered = valid && token >= 0 && token < vocab;
-  int above = 0;
-  if (answered) {
-    const Key own = key_of(logits[token], token);
-    for (int i = threadIdx.x; i < vocab; i += kThreads) above += key_of(logits[i], i) > own;
+  const int entries = min(n_top, constants::vocab);
+  const Word last = atlas::highest_key<true>(
+      logits, static_cast<Word>(largest.floor) << 32, largest.best, 0, static_cast<Word>(entries),
+      [](float logit, int id) { return atlas::ranked(logit, id); }, [](float) { return Word{1}; },
+      scratch);
+  atlas::for_each_logit<4>(logits, [&](float logit, int id) {
+    const Word key = atlas::ranked(logit, id);
+    if (key >= last) *atlas::in_part(&list[atomicAdd(atlas::in_part(&listed, 0), 1)], 0) = key;
+  });
+  atlas::group_barrier();
+  if (!writes || threadIdx.x >= n_top) return;
+  if (threadIdx.x >= entries) {
+    top_tokens[threadIdx.x] = -1, top_logprobs[threadIdx.x] = nan;
+    return;
   }
-  above = atlas::block_reduce<kThreads>(above, atlas::Sum(), ints);
-  if (threadIdx.x == 0) {
-    logprobs[row] = answered ? logprob_of(logits[token]) : nan;
-    ranks[row] = answered ? above + 1 : 0;
-  }
-
-  Key last = best;
-  for (int j = 0; j < n_top; ++j) {
-    if (j > 0) last = largest_below(last);
-    const bool found = valid && last != 0;
-    if (threadIdx.x == 0) {
-      const size_t element = static_cast<size_t>(row) * constants::max_top + j;
-      top_tokens[element] = found ? id_of(last) : -1;
-      top_logprobs[element] = found ? logprob_of(logits[id_of(last)]) : nan;
-    }
-  }
+  const Word key = list[threadIdx.x];
+  int place = 0;
+  for (int i = 0; i < entries; ++i) place += list[i] > key;
+  top_tokens[place] = atlas::id_of(key);
+  top_logprobs[place] = logprob_of(atlas::from_ordered_key(atlas::key_of(key)));
 }

@@ -1,7 +1,9 @@
 /* atlas
 [launch]
-grid = ["logits", 1, 1]
+grid = ["cluster_blocks", "logits", 1]
 block = "THREADS"
+cluster = "cluster_blocks"
+pdl = true
 [knobs]
 THREADS = 512
 [knobs.choices]
@@ -10,212 +12,190 @@ THREADS = [256, 512, 1024]
 // sample: one token per row of logits, or of `adjusted` where adjust is not 0; -1 for a row with a
 // NaN or without a finite maximum.
 //
-// logits, adjusted [logits, vocab] f32; one block a row. Temperature <= 0: the first of the largest
-// logits. Else weights exp((logit - max) / temperature), top-k, then top-p over what is left, then
-// min-p (ties at a threshold are kept), and the inverse CDF in id order at a Philox number that
-// depends on (seed, position) alone. The token goes to its slot's last_token, and where penalties
-// apply token_count [slots, vocab] counts it. Thresholds are found without sorting: the logits'
-// order-preserving integer keys are searched two bits at a time for the largest key whose upper
-// side holds enough. Sums are fp64 in a fixed order. Bytes: 4 x vocab per pass over the row: one
-// pass when greedy, else 16 more for each of top-k and top-p and two to draw; bound by one
-// multiprocessor's cache bandwidth.
-#include "atlas/instance.h"
-#include "atlas/ordered_key.cuh"
+// logits, adjusted [logits, vocab] f32. A row has the blocks of a cluster, which exchange what they
+// find through shared memory. Temperature <= 0: the first of the largest logits. Else weights
+// exp((logit
+// - max) / temperature), top-k, then top-p over what is left, then min-p (ties at a threshold are
+// kept), and the inverse CDF in id order at a Philox number that depends on (seed, position) alone.
+// The token goes to its slot's last_token, and where penalties apply token_count [slots, vocab]
+// counts it. Thresholds are found without sorting, by histograms of the logits' order-preserving
+// integer keys (logits.cuh); most rows need two passes, three at most. Sums are exact integers.
+// Bytes: 4 x vocab from L2 or memory; the passes after the first read the L1 cache where a block's
+// share fits it. Greedy rows: bound by latency for few rows, by bandwidth for many; others by the
+// passes' arithmetic.
+#include "atlas/logits.cuh"
+#include "atlas/pdl.cuh"
 #include "atlas/philox.cuh"
-#include "atlas/reduce.cuh"
 
 namespace {
 
-using constants::vocab;
+using atlas::Word;
 constexpr int kPenalties = 2;  // bit of `adjust`, see adjust_logits.cu
-constexpr int kThreads = launch::block, kWarp = atlas::kWarp, kWarps = kThreads / kWarp;
 
-struct Scratch {
-  double doubles[kWarps];
-  unsigned long long words[kWarps];
-  int token;
+// How a row is sampled. All members are the same in all threads of its blocks.
+struct Row {
+  const float* logits;
+  float temperature, top_p, min_p;
+  int top_k;
+  atlas::Largest largest;
+
+  // Subtracting first keeps the largest weight at 1 at any temperature above 0.
+  __device__ float weight(float logit) const {
+    return expf((logit - atlas::from_ordered_key(largest.key())) / temperature);
+  }
 };
 
-// The largest key T such that the measures of the row's keys >= T sum to `target` or more; 0 if
-// there is none. `measure` maps a key to a double >= 0. All threads call it and all get the result.
-template <class Measure>
-__device__ unsigned highest_key(const float* logits, double target, Measure measure,
-                                Scratch& scratch) {
-  unsigned prefix = 0;  // the upper bits of T found so far
-  double above = 0.0;   // the measure of all keys above every key of this prefix
-  for (int shift = 30; shift >= 0; shift -= 2) {
-    // at_least[d - 1]: measure of the keys under this prefix whose next two bits are d or more.
-    double at_least[3] = {};
-    for (int i = threadIdx.x; i < vocab; i += kThreads) {
-      const unsigned key = atlas::ordered_key(logits[i]);
-      // Shifting by 32 is undefined, so the first pass, whose prefix is empty, takes everything.
-      if (shift < 30 && key >> (shift + 2) != prefix) continue;
-      const unsigned digit = key >> shift & 3u;
-      if (digit == 0) continue;
-      const double amount = measure(key);
-      at_least[0] += amount;
-      if (digit >= 2) at_least[1] += amount;
-      if (digit == 3) at_least[2] += amount;
+// What top-k, top-p and min-p keep: logits whose key and weight are these or more.
+struct Threshold {
+  unsigned key;
+  float weight;
+};
+
+__device__ inline Threshold find_threshold(const Row& row, atlas::Scratch& scratch) {
+  const unsigned best = row.largest.key(), floor = row.largest.floor;
+  const auto key = [](float logit, int) { return atlas::ordered_key(logit); };
+  Threshold kept{0, row.min_p};  // the largest weight is 1
+  if (row.top_k > 0 && row.top_k < constants::vocab) {
+    const unsigned low = row.top_k <= atlas::kGroups ? floor : 0;
+    kept.key = atlas::highest_key<true>(
+        row.logits, low, best, 0, row.top_k, key, [](float) { return Word{1}; }, scratch);
+  }
+  if (row.top_p < 1.0f) {
+    const auto mass = [&](float logit) { return atlas::fixed(row.weight(logit)); };
+    // Most often the logits from the floor on have the mass that is asked for: few, and not far
+    // apart.
+    unsigned low = max(kept.key, floor), high = best;
+    Word all = 0, over_floor = 0;
+    atlas::for_each_logit<2>(row.logits, [&](float logit, int) {
+      const unsigned at = atlas::ordered_key(logit);
+      if (at < kept.key) return;
+      const Word weight = mass(logit);
+      all += weight;
+      if (at >= low) over_floor += weight;
+    });
+    all = atlas::group_sum<0>(all, scratch);
+    over_floor = atlas::group_sum<1>(over_floor, scratch);
+    const double asked = ceil(static_cast<double>(row.top_p) * static_cast<double>(all));
+    const Word target = asked > 0.0 ? static_cast<Word>(asked) : 0;
+    Word above = 0;
+    if (over_floor < target) above = over_floor, high = low - 1, low = kept.key;
+    const unsigned lowest =
+        atlas::highest_key<false>(row.logits, low, high, above, target, key, mass, scratch);
+    // Distinct logits may share a weight: the threshold is the weight.
+    if (lowest > atlas::kKeyMinusInfinity) {
+      kept.weight = fmaxf(kept.weight, row.weight(atlas::from_ordered_key(lowest)));
     }
-    unsigned digit = 0;
-    double skipped = 0.0;
+  }
+  return kept;
+}
+
+// The first id whose cumulative weight exceeds u times the total, u = (2 word + 1) / 2^25. One
+// thread of one part gets it, all others get -1.
+__device__ inline int inverse_cdf(const Row& row, const Threshold& kept, unsigned word,
+                                  atlas::Scratch& scratch) {
+  const auto weight = [&](float logit) -> Word {
+    if (atlas::ordered_key(logit) < kept.key) return 0;
+    const float own = row.weight(logit);
+    return own >= kept.weight ? atlas::fixed(own) : 0;
+  };
+  Word mine = 0;
+  atlas::for_each_logit<2>(row.logits, [&](float logit, int) { mine += weight(logit); });
+  atlas::sum_parts<2>(mine, scratch);
+  Word total = 0, before = 0;
 #pragma unroll
-    for (int d = 3; d > 0; --d) {
-      const double sum =
-          atlas::block_reduce<kThreads>(at_least[d - 1], atlas::Sum(), scratch.doubles);
-      if (digit == 0) {
-        if (above + sum >= target) {
-          digit = d;
-        } else {
-          skipped = sum;
-        }
+  for (int i = 0; i < atlas::kParts; ++i) {
+    if (i < atlas::part()) before += scratch.part_sums[2][i];
+    total += scratch.part_sums[2][i];
+  }
+  // A sum exceeds u x total exactly if it exceeds the integer part of it.
+  const Word factor = 2 * static_cast<Word>(word) + 1;
+  const Word target = (__umul64hi(total, factor) << 39) | (total * factor >> 25);
+  for (int w = 0; w < atlas::warp(); ++w) before += scratch.warp_words[w];
+  if (before > target || before + scratch.warp_words[atlas::warp()] <= target) return -1;
+
+  const int first = atlas::stretch_begin() + atlas::lane() * atlas::kVector;
+#pragma unroll 1
+  for (int step = 0; step < atlas::kSteps; ++step) {
+    const int id = first + step * atlas::kStep;
+    float values[atlas::kVector];
+    Word weights[atlas::kVector], own = 0;
+    if (id < constants::vocab) atlas::load_logits(row.logits, id, values);
+#pragma unroll
+    for (int i = 0; i < atlas::kVector; ++i) {
+      weights[i] = id < constants::vocab ? weight(values[i]) : 0;
+      own += weights[i];
+    }
+    Word upto = own;
+#pragma unroll
+    for (int distance = 1; distance < atlas::kWarp; distance *= 2) {
+      const Word less = __shfl_up_sync(atlas::kAllLanes, upto, distance);
+      if (atlas::lane() >= distance) upto += less;
+    }
+    const unsigned reached = __ballot_sync(atlas::kAllLanes, before + upto > target);
+    if (reached != 0) {
+      if (atlas::lane() != __ffs(static_cast<int>(reached)) - 1) return -1;
+      Word sum = before + upto - own;
+      int chosen = 0;
+#pragma unroll
+      for (int i = 0; i < atlas::kVector; ++i) {
+        if (sum <= target) chosen = id + i;
+        sum += weights[i];
       }
+      return chosen;
     }
-    above += skipped;
-    prefix = prefix << 2 | digit;
+    before += __shfl_sync(atlas::kAllLanes, upto, atlas::kWarp - 1);
   }
-  return prefix;
-}
-
-// Inclusive sum over a warp's lanes, always by the same tree.
-__device__ inline double warp_scan(double value) {
-  const int lane = threadIdx.x % kWarp;
-#pragma unroll
-  for (int distance = 1; distance < kWarp; distance *= 2) {
-    const double before = __shfl_up_sync(atlas::kAllLanes, value, distance);
-    if (lane >= distance) value += before;
-  }
-  return value;
-}
-
-// The first id whose cumulative weight exceeds u x the total. `weight` maps a logit to a double >=
-// 0; `otherwise` is returned if all weights are zero. Each warp walks its own stretch of ids.
-template <class Weight>
-__device__ int inverse_cdf(const float* logits, double u, Weight weight, int otherwise,
-                           Scratch& scratch) {
-  constexpr int kStretch = (vocab + kWarps * kWarp - 1) / (kWarps * kWarp) * kWarp;
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int begin = warp * kStretch;
-  const auto weight_at = [&](int id) { return id < vocab ? weight(logits[id]) : 0.0; };
-
-  double stretch_total = 0.0;
-  for (int first = begin; first < begin + kStretch; first += kWarp) {
-    const double scan = warp_scan(weight_at(first + lane));
-    stretch_total += __shfl_sync(atlas::kAllLanes, scan, kWarp - 1);
-  }
-  if (lane == 0) scratch.doubles[warp] = stretch_total;
-  if (threadIdx.x == 0) scratch.token = otherwise;
-  __syncthreads();
-  double total = 0.0;
-  for (int w = 0; w < kWarps; ++w) total += scratch.doubles[w];
-  const double target = u * total;
-  int chosen = -1;  // the first stretch that ends above the target
-  double before = 0.0;
-  for (int w = 0; w < kWarps && chosen < 0; ++w) {
-    if (before + scratch.doubles[w] > target) {
-      chosen = w;
-    } else {
-      before += scratch.doubles[w];
-    }
-  }
-  if (warp == chosen) {
-    // The same sums as above, so the walk ends where the stretch's total said it would. A weight of
-    // zero is never taken, even where the tree's rounding lets a sum grow by an ulp on it; should
-    // that have skipped the crossing, the last positive weight is the one.
-    double walked = 0.0;
-    int found = -1, last_positive = -1;
-    for (int first = begin; first < begin + kStretch && found < 0; first += kWarp) {
-      const double mine = weight_at(first + lane);
-      const double scan = warp_scan(mine);
-      const unsigned positive = __ballot_sync(atlas::kAllLanes, mine > 0.0);
-      const unsigned reached =
-          __ballot_sync(atlas::kAllLanes, mine > 0.0 && before + (walked + scan) > target);
-      if (reached != 0) found = first + __ffs(static_cast<int>(reached)) - 1;
-      if (positive != 0) last_positive = first + kWarp - 1 - __clz(static_cast<int>(positive));
-      walked += __shfl_sync(atlas::kAllLanes, scan, kWarp - 1);
-    }
-    if (found < 0) found = last_positive;
-    if (lane == 0 && found >= 0) scratch.token = found;
-  }
-  __syncthreads();
-  return scratch.token;
+  return -1;
 }
 
 }  // namespace
 
-ATLAS_KERNEL(const types::logits* __restrict__ all_logits,
-             const types::adjusted* __restrict__ adjusted,
-             const types::adjust* __restrict__ adjusts,
-             const types::temperature* __restrict__ temperatures,
-             const types::top_k* __restrict__ top_ks, const types::top_p* __restrict__ top_ps,
-             const types::min_p* __restrict__ min_ps, const types::seed* __restrict__ seeds,
-             const types::position* __restrict__ positions, const types::slot* __restrict__ slots,
-             types::token* __restrict__ tokens, types::last_token* __restrict__ last_token,
-             types::token_count* __restrict__ token_count, const int* n_logits,
-             const int* /*n_slots*/) {
-  __shared__ Scratch scratch;
-  const int row = blockIdx.x;
-  if (row >= *n_logits) return;
-  const int adjust = adjusts[row];
-  const float* logits = (adjust != 0 ? adjusted : all_logits) + static_cast<size_t>(row) * vocab;
-
-  // The largest key, and the lowest id among equals, as one 64-bit maximum.
-  unsigned long long best = 0;
-  for (int i = threadIdx.x; i < vocab; i += kThreads) {
-    const unsigned long long key = atlas::ordered_key(logits[i]);
-    const unsigned long long candidate = key << 32 | (0xFFFFFFFFu - static_cast<unsigned>(i));
-    best = candidate > best ? candidate : best;
+ATLAS_KERNEL(const types::logits* all_logits, const types::adjusted* adjusted,
+             const types::adjust* adjusts, const types::temperature* temperatures,
+             const types::top_k* top_ks, const types::top_p* top_ps, const types::min_p* min_ps,
+             const types::seed* seeds, const types::position* positions, const types::slot* slots,
+             types::token* tokens, types::last_token* last_token, types::token_count* token_count,
+             const int* n_logits, const int* /*n_slots*/) {
+  __shared__ atlas::Scratch scratch;
+  atlas::launch_dependents();
+  const int index = blockIdx.y;
+  const bool mine = index < *n_logits;
+  Row row{};
+  int adjust = 0, slot = -1;
+  if (mine) {
+    adjust = adjusts[index];
+    slot = slots[index];
+    row.temperature = temperatures[index];
+    if (row.temperature > 0.0f) {
+      row.top_k = top_ks[index];
+      row.top_p = top_ps[index];
+      row.min_p = min_ps[index];
+      atlas::clear_bins(scratch);
+    }
   }
-  best = atlas::block_reduce<kThreads>(best, atlas::Max(), scratch.words);
-  const unsigned best_key = static_cast<unsigned>(best >> 32);
-  const int best_token = static_cast<int>(0xFFFFFFFFu - static_cast<unsigned>(best));
+  atlas::group_arrive();
+  atlas::wait_for_inputs();
+  if (!mine) return;
+  row.logits =
+      (adjust != 0 ? adjusted : all_logits) + static_cast<size_t>(index) * constants::vocab;
+  row.largest = atlas::find_largest(row.logits, scratch);
 
-  int token = best_token;
-  const float temperature = temperatures[row];
-  if (best_key <= atlas::kKeyMinusInfinity || best_key >= atlas::kKeyPlusInfinity) {
-    token = -1;  // a NaN's key is above +infinity's
-  } else if (temperature > 0.0f) {
-    const float highest = atlas::from_ordered_key(best_key);
-    // Subtracting first keeps the largest weight at 1 at any temperature above 0.
-    const auto weight_of = [&](float logit) { return expf((logit - highest) / temperature); };
-    const int top_k = top_ks[row];
-    const double top_p = top_ps[row];
-    unsigned lowest_key = 0;
-    if (top_k > 0 && top_k < vocab) {
-      lowest_key = highest_key(logits, top_k, [](unsigned) { return 1.0; }, scratch);
+  int token = -1;
+  bool chosen = atlas::part() == 0 && threadIdx.x == 0;
+  if (row.largest.valid()) {
+    if (row.temperature > 0.0f) {
+      const Threshold kept = find_threshold(row, scratch);
+      token = inverse_cdf(row, kept, atlas::random_word(seeds[index], positions[index]), scratch);
+      chosen = token >= 0;
+    } else {
+      token = row.largest.id();
     }
-    float lowest_weight = 0.0f;
-    if (top_p < 1.0) {
-      const auto kept_by_k = [&](unsigned key) -> double {
-        return key >= lowest_key ? weight_of(atlas::from_ordered_key(key)) : 0.0f;
-      };
-      double kept = 0.0;
-      for (int i = threadIdx.x; i < vocab; i += kThreads) {
-        kept += kept_by_k(atlas::ordered_key(logits[i]));
-      }
-      kept = atlas::block_reduce<kThreads>(kept, atlas::Sum(), scratch.doubles);
-      unsigned key = highest_key(logits, top_p * kept, kept_by_k, scratch);
-      if (key > best_key) key = best_key;  // top_p <= 0: any key will do, but the best one stays
-      // Distinct logits may share a weight: the threshold is the weight. A key below every number's
-      // means that rounding kept the sum from the target: everything stays.
-      if (key > atlas::kKeyMinusInfinity) lowest_weight = weight_of(atlas::from_ordered_key(key));
-    }
-    lowest_weight = fmaxf(lowest_weight, min_ps[row]);  // the largest weight is 1
-    const auto kept_weight = [&](float logit) -> double {
-      const float weight = weight_of(logit);
-      return atlas::ordered_key(logit) >= lowest_key && weight >= lowest_weight ? weight : 0.0f;
-    };
-    token = inverse_cdf(logits, atlas::uniform(seeds[row], positions[row]), kept_weight, best_token,
-                        scratch);
   }
-  if (threadIdx.x == 0) {
-    tokens[row] = token;
-    const int slot = slots[row];
-    if (slot >= 0) {
-      last_token[slot] = token;
-      if ((adjust & kPenalties) != 0 && token >= 0) {
-        ++token_count[static_cast<size_t>(slot) * vocab + token];
-      }
-    }
+  if (!chosen) return;
+  tokens[index] = token;
+  if (slot < 0) return;
+  last_token[slot] = token;
+  if ((adjust & kPenalties) != 0 && token >= 0) {
+    ++token_count[static_cast<size_t>(slot) * constants::vocab + token];
   }
 }

@@ -20,11 +20,10 @@ __device__ inline unsigned philox4x32(unsigned counter, unsigned long long key) 
   return c0;
 }
 
-// The random number in (0, 1) for the token at `position` of a request with `seed`; exact in fp64.
-__device__ inline double uniform(long long seed, int position) {
-  const unsigned word =
-      philox4x32(static_cast<unsigned>(position), static_cast<unsigned long long>(seed));
-  return (static_cast<double>(word >> 8) + 0.5) * 0x1p-24;
+// 24 random bits w for the token at `position` of a request with `seed`: the random number is (w +
+// 1/2) / 2^24.
+__device__ inline unsigned random_word(long long seed, int position) {
+  return philox4x32(static_cast<unsigned>(position), static_cast<unsigned long long>(seed)) >> 8;
 }
 
 }  // namespace atlas
