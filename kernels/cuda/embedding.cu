@@ -1,33 +1,40 @@
 /* atlas
 [launch]
-grid = ["rows", "ceil_div(hidden, TILE)", 1]
+grid = ["rows", "ceil_div(hidden, 4 * TILE)", 1]
 block = "TILE"
+pdl = true
 [knobs]
 TILE = 256
 */
 // embedding: out[r] = table[token(r)] * scale, in fp32.
 //
-// table [vocab, hidden] f32 or bf16, out [rows, hidden] f32. One thread an element.
-// Bytes: hidden x (element + 4) per row; bound by memory latency.
-#include "atlas/convert.cuh"
+// table [vocab, hidden] f32 or bf16, out [rows, hidden] f32. One thread four columns. Bytes: hidden
+// x (element + 4) per row; bound by memory latency.
 #include "atlas/instance.h"
+#include "atlas/pdl.cuh"
+#include "atlas/quad.cuh"
 
-ATLAS_KERNEL(const types::row_token* __restrict__ row_token,
-             const types::row_seq* __restrict__ row_seq,
-             const types::seq_slot* __restrict__ seq_slot,
-             const types::last_token* __restrict__ last_token,
-             const types::table* __restrict__ table, types::out* __restrict__ out, const int* rows,
-             const int* /*seqs*/, const int* /*slots*/) {
-  const int row = blockIdx.x;
-  const int column = blockIdx.y * launch::block + threadIdx.x;
-  if (row >= *rows || column >= constants::hidden) return;
-  int token = row_token[row];
-  if (token < 0) token = last_token[seq_slot[row_seq[row]]];
+ATLAS_KERNEL(const types::row_token* row_token, const types::row_seq* row_seq,
+             const types::seq_slot* seq_slot, const types::last_token* last_token,
+             const types::table* table, types::out* out, const int* rows, const int* /*seqs*/,
+             const int* /*slots*/) {
+  atlas::launch_dependents();
+  const int row = blockIdx.x, quad = blockIdx.y * launch::block + threadIdx.x;
+  const bool mine = row < *rows && 4 * quad < constants::hidden;
+  int token = mine ? row_token[row] : 0;
+  const int slot = token < 0 ? seq_slot[row_seq[row]] : 0;
+  atlas::wait_for_inputs();
+  if (!mine) return;
+  if (token < 0) token = last_token[slot];
   // A slot may remember -1, the token of a row of NaN logits: what follows it is NaN too.
-  float value = __int_as_float(0x7fffffff);
+  const float nan = __int_as_float(0x7fffffff);
+  float values[4] = {nan, nan, nan, nan};
   if (token >= 0 && token < constants::vocab) {
-    value = atlas::to_float(table[static_cast<size_t>(token) * constants::hidden + column]) *
-            constants::scale;
+    atlas::load_quad<constants::hidden>(table + static_cast<size_t>(token) * constants::hidden,
+                                        quad, values);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values[i] *= constants::scale;
   }
-  out[static_cast<size_t>(row) * constants::hidden + column] = value;
+  atlas::store_quad<constants::hidden>(values, quad,
+                                       out + static_cast<size_t>(row) * constants::hidden);
 }

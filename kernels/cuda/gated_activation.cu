@@ -1,19 +1,24 @@
 /* atlas
 [launch]
-grid = ["rows", "ceil_div(intermediate, TILE)", 1]
+grid = ["rows", "ceil_div(intermediate, 4 * TILE)", 1]
 block = "TILE"
+pdl = true
 [knobs]
 TILE = 256
 [knobs.choices]
 TILE = [64, 128, 256, 512]
+[layouts]
+out = { f32 = "row_major", other = "operand" }
 */
 // gated_activation: out = act(gate) * up, in fp32, rounded once; act is SiLU, GELU by tanh or exact
 // GELU.
 //
-// gate_up [rows, 2 * intermediate] is [gate | up]; out [rows, intermediate]; f32 or bf16 each. One
-// thread an element. Bytes: intermediate x 3 elements per row; bound by memory bandwidth.
-#include "atlas/convert.cuh"
+// gate_up [rows, 2 * intermediate] is [gate | up], f32 or bf16; out [rows, intermediate] f32, bf16
+// or f8g128 as products read it. One thread four columns. Bytes: intermediate x 3 elements per row;
+// bound by memory latency for few rows, by bandwidth for many.
 #include "atlas/instance.h"
+#include "atlas/out_row.cuh"
+#include "atlas/pdl.cuh"
 
 namespace {
 
@@ -33,14 +38,18 @@ __device__ inline float activate(float x) {
 
 }  // namespace
 
-ATLAS_KERNEL(const types::gate_up* __restrict__ gate_up, types::out* __restrict__ out,
-             const int* rows) {
-  const int row = blockIdx.x;
-  const int column = blockIdx.y * launch::block + threadIdx.x;
-  if (row >= *rows || column >= constants::intermediate) return;
-  const types::gate_up* source = gate_up + static_cast<size_t>(row) * 2 * constants::intermediate;
-  const float gate = atlas::to_float(source[column]);
-  const float up = atlas::to_float(source[constants::intermediate + column]);
-  out[static_cast<size_t>(row) * constants::intermediate + column] =
-      atlas::from_float<types::out>(activate(gate) * up);
+ATLAS_KERNEL(const types::gate_up* gate_up, types::out* out, const int* rows) {
+  using Out = atlas::OutRow<constants::intermediate>;
+  atlas::launch_dependents();
+  const int row = blockIdx.x, quad = blockIdx.y * launch::block + threadIdx.x;
+  const bool mine = row < *rows && quad < Out::kQuads;
+  atlas::wait_for_inputs();
+  if (!mine) return;
+  const types::gate_up* gates = gate_up + static_cast<size_t>(row) * 2 * constants::intermediate;
+  float gate[4], up[4];
+  atlas::load_quad<constants::intermediate>(gates, quad, gate);
+  atlas::load_quad<constants::intermediate>(gates + constants::intermediate, quad, up);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) up[i] *= activate(gate[i]);
+  Out(out, row).store(quad, up);
 }

@@ -3,6 +3,7 @@
 grid = ["ceil_div(rows, TILE_M)", "ceil_div(n, TILE_N)", 1]
 block = "WARPS * 32"
 shared = "STAGES * (TILE_M + TILE_N) * 144"
+pdl = true
 [limits]
 same_bits = true
 [knobs]
@@ -54,6 +55,7 @@ memory = "n * k * size_weight"
 #include "atlas/convert.cuh"
 #include "atlas/instance.h"
 #include "atlas/mma.cuh"
+#include "atlas/pdl.cuh"
 
 namespace {
 
@@ -123,11 +125,13 @@ __device__ inline void tensor_core_tile(const X* x, const Weight* weight, Out ou
   static_assert(sizeof(Stage) == (kM + kN) * 144, "the launch asks for this much shared memory");
   Stage* stages = reinterpret_cast<Stage*>(shared_memory);
 
-  const auto load = [&](int step) {
+  const auto load_weight = [&](int step) {
     if (step < kSteps) {
-      stages[step % kStages].x.load(x, first_row, rows, step * kStep);
       stages[step % kStages].weight.load(weight, first_column, kColumns, step * kStep);
     }
+  };
+  const auto load_x = [&](int step) {
+    if (step < kSteps) stages[step % kStages].x.load(x, first_row, rows, step * kStep);
     atlas::commit_copies();  // an empty group at the end keeps the count below the same
   };
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -135,12 +139,15 @@ __device__ inline void tensor_core_tile(const X* x, const Weight* weight, Out ou
   const int warp_column = threadIdx.x / 32 % kAcross * kWarpN;
 
   float sum[kWarpM / 16][kWarpN / 8][4] = {};
-  for (int step = 0; step < kStages - 1; ++step) load(step);
+  for (int step = 0; step < kStages - 1; ++step) load_weight(step);
+  atlas::wait_for_inputs();
+  for (int step = 0; step < kStages - 1; ++step) load_x(step);
 #pragma unroll 1
   for (int step = 0; step < kSteps; ++step) {
     atlas::wait_copies<kStages - 2>();
     __syncthreads();  // this step's tile is whole, and everybody has left the one loaded next
-    load(step + kStages - 1);
+    load_weight(step + kStages - 1);
+    load_x(step + kStages - 1);
     const auto& x_tile = stages[step % kStages].x;
     const auto& weight_tile = stages[step % kStages].weight;
     float partial[kWarpM / 16][kWarpN / 8][4] = {};
@@ -199,6 +206,7 @@ __device__ inline void fma_tile(const X* x, const Weight* weight, Out out, int r
   static_assert((kM + kN) * kStride * 4 <= knobs::STAGES * (kM + kN) * 144,
                 "the launch asks for enough");
   const int z = threadIdx.x % kAcross, y = threadIdx.x / kAcross;
+  atlas::wait_for_inputs();
 
   float sum[kM / kDown][kN / kAcross] = {};
   for (int step = 0; step < kK; step += kStep) {
@@ -248,7 +256,10 @@ __device__ inline void fma_tile(const X* x, const Weight* weight, Out out, int r
 template <class X, class Weight>
 __device__ inline void tile(const X* x, const Weight* weight, Out out, int rows) {
   const int first_row = blockIdx.x * kM, first_column = blockIdx.y * kN;
-  if (first_row >= rows) return;
+  if (first_row >= rows) {
+    atlas::wait_for_inputs();
+    return;
+  }
   if constexpr (atlas::same_type<X, __nv_bfloat16> && atlas::same_type<Weight, __nv_bfloat16>) {
     tensor_core_tile(x, weight, out, rows, first_row, first_column);
   } else {
@@ -258,7 +269,8 @@ __device__ inline void tile(const X* x, const Weight* weight, Out out, int rows)
 
 }  // namespace
 
-ATLAS_KERNEL(const types::x* __restrict__ x, const types::weight* __restrict__ weight,
-             const types::bias* __restrict__ bias, types::out* __restrict__ out, const int* rows) {
+ATLAS_KERNEL(const types::x* x, const types::weight* __restrict__ weight,
+             const types::bias* __restrict__ bias, types::out* out, const int* rows) {
+  atlas::launch_dependents();
   tile(x, weight, Out{out, bias}, *rows);
 }

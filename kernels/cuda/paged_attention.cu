@@ -2,6 +2,7 @@
 [launch]
 grid = ["rows", "n_kv_heads * ceil_div(n_heads // n_kv_heads, HEADS)", 1]
 block = "WARPS * 32"
+pdl = true
 [knobs]
 # A row of a decode step waits for its keys: at 1,024 of them 8 warps take half the time of 4, on an
 # H200 and for three models (bench/results/tune_h200_*.json).
@@ -25,6 +26,7 @@ WARPS = [4, 8, 16]
 // visible key and KV head; bound by bandwidth at long contexts.
 #include "atlas/convert.cuh"
 #include "atlas/instance.h"
+#include "atlas/pdl.cuh"
 #include "atlas/reduce.cuh"
 
 namespace {
@@ -55,16 +57,16 @@ __device__ inline void load(float (&piece)[kPieces], const T* head, int lane) {
 
 }  // namespace
 
-ATLAS_KERNEL(const types::q* __restrict__ q, const types::k_cache* __restrict__ k_cache,
-             const types::v_cache* __restrict__ v_cache,
-             const types::row_position* __restrict__ row_position,
-             const types::row_seq* __restrict__ row_seq,
-             const types::block_table* __restrict__ block_table, types::out* __restrict__ out,
-             const int* rows, const int* /*seqs*/, const int* max_blocks, const int* /*blocks*/) {
+ATLAS_KERNEL(const types::q* q, const types::k_cache* k_cache, const types::v_cache* v_cache,
+             const types::row_position* row_position, const types::row_seq* row_seq,
+             const types::block_table* block_table, types::out* out, const int* rows,
+             const int* /*seqs*/, const int* max_blocks, const int* /*blocks*/) {
   static_assert(n_heads % n_kv_heads == 0, "every KV head serves the same number of query heads");
   __shared__ float shared_max[kWarps], shared_total[kWarps];
   __shared__ float shared_values[kWarps][head_dim];
   const int row = blockIdx.x;
+  atlas::launch_dependents();
+  atlas::wait_for_inputs();
   if (row >= *rows) return;
   const int kv_head = blockIdx.y / kChunks;
   const int first_in_group = blockIdx.y % kChunks * kHeads;

@@ -2,6 +2,7 @@
 [launch]
 grid = ["rows", 1, 1]
 block = "THREADS"
+pdl = true
 [limits]
 # With one set of frequencies there is nothing to choose.
 unread = ["seq_rope"]
@@ -21,6 +22,7 @@ THREADS = 128
 // by memory latency.
 #include "atlas/convert.cuh"
 #include "atlas/instance.h"
+#include "atlas/pdl.cuh"
 #include "atlas/reduce.cuh"
 #include "atlas/sincos.cuh"
 
@@ -30,20 +32,22 @@ constexpr int kHalf = rotary_dim / 2;
 constexpr int kTurned = n_heads + n_kv_heads;  // heads of q and k
 constexpr bool kNorms = HAS_Q_NORM || HAS_K_NORM;
 
-ATLAS_KERNEL(const types::qkv* __restrict__ qkv, const types::q_norm* __restrict__ q_norm,
-             const types::k_norm* __restrict__ k_norm, const types::inv_freq* __restrict__ inv_freq,
-             const types::seq_rope* __restrict__ seq_rope,
-             const types::row_position* __restrict__ row_position,
-             const types::row_seq* __restrict__ row_seq,
-             const types::block_table* __restrict__ block_table, types::q_out* __restrict__ q_out,
-             types::k_cache* __restrict__ k_cache, types::v_cache* __restrict__ v_cache,
-             const int* rows, const int* /*seqs*/, const int* max_blocks, const int* /*blocks*/) {
+ATLAS_KERNEL(const types::qkv* qkv, const types::q_norm* q_norm, const types::k_norm* k_norm,
+             const types::inv_freq* inv_freq, const types::seq_rope* seq_rope,
+             const types::row_position* row_position, const types::row_seq* row_seq,
+             const types::block_table* block_table, types::q_out* q_out, types::k_cache* k_cache,
+             types::v_cache* v_cache, const int* rows, const int* /*seqs*/, const int* max_blocks,
+             const int* /*blocks*/) {
   static_assert(rotary_dim % 2 == 0 && rotary_dim <= head_dim,
                 "RoPE turns pairs of a head's elements");
   __shared__ float sines[kHalf], cosines[kHalf];
   __shared__ float factors[kNorms ? kTurned : 1];  // 1 / sqrt(mean(head^2) + eps)
+  atlas::launch_dependents();
   const int row = blockIdx.x;
-  if (row >= *rows) return;
+  if (row >= *rows) {
+    atlas::wait_for_inputs();
+    return;
+  }
   const int position = row_position[row], seq = row_seq[row];
   if constexpr (rope_sets > 1) inv_freq += seq_rope[seq] * kHalf;
   for (int i = threadIdx.x; i < kHalf; i += launch::block) {
@@ -51,6 +55,7 @@ ATLAS_KERNEL(const types::qkv* __restrict__ qkv, const types::q_norm* __restrict
     sines[i] = turn.sin * rope_scale;
     cosines[i] = turn.cos * rope_scale;
   }
+  atlas::wait_for_inputs();
   qkv += static_cast<size_t>(row) * (n_heads + 2 * n_kv_heads) * head_dim;
   if constexpr (kNorms) {
     const int lane = threadIdx.x % atlas::kWarp;

@@ -168,8 +168,8 @@ class TestVariants:
         self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
     ) -> None:
         self.split(tree)
-        edit(tree / "h200/gated_activation.decode.cu", "[knobs]\n", '[layouts]\nout = "tiles"\n[knobs]\n')
-        message = "operand out is row_major in .*prefill.cu and tiles in .*decode.cu; accepted: one layout"
+        edit(tree / "h200/gated_activation.decode.cu", 'other = "operand"', 'other = "row_major"')
+        message = "operand out is tiles in .*prefill.cu and row_major in .*decode.cu; accepted: one layout"
         with pytest.raises(BuildError, match=message):
             built(tree, gpu_targets(tree))
 
@@ -325,10 +325,8 @@ class TestChecks:
             built(tree, gpu_targets(tree))
 
     def test_a_header_that_is_not_there(self, tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
-        edit(tree / "cuda/residual_add.cu", '"atlas/convert.cuh"', '"atlas/convort.cuh"')
-        with pytest.raises(
-            BuildError, match='#include "atlas/convort.cuh": no such header; accepted: .*/h200/include, '
-        ):
+        edit(tree / "cuda/residual_add.cu", '"atlas/quad.cuh"', '"atlas/quod.cuh"')
+        with pytest.raises(BuildError, match='#include "atlas/quod.cuh": no such header; accepted: .*/h200/include, '):
             built(tree, gpu_targets(tree))
 
 
@@ -350,9 +348,9 @@ class TestRealFailures:
         ):
             built(tree, gpu_targets(tree))
 
-    def test_an_empty_kernel(self, tree: Path, gpu_targets: Targets) -> None:
-        whole = "  residual[element] += constants::scale * atlas::to_float(x[element]);"
-        edit(tree / "cuda/residual_add.cu", whole, "  (void)element;")
+    def test_a_kernel_that_lost_a_load(self, tree: Path, gpu_targets: Targets) -> None:
+        load = "  atlas::load_quad<constants::hidden>(x + start, quad, added);\n"
+        edit(tree / "cuda/residual_add.cu", load, "  for (float& value : added) value = 0.0f;\n")
         with pytest.raises(BuildError, match="residual_add.cu for .* never reads its input x"):
             built(tree, gpu_targets(tree))
 
@@ -362,7 +360,8 @@ class TestRealFailures:
             built(tree, gpu_targets(tree))
 
     def test_an_input_declared_as_unread(self, tree: Path, gpu_targets: Targets) -> None:
-        edit(tree / "cuda/residual_add.cu", "atlas::to_float(x[element])", "1.0f")
+        load = "atlas::load_quad<constants::hidden>(x + start, quad, added);"
+        edit(tree / "cuda/residual_add.cu", load, "for (float& value : added) value = 1.0f;")
         with pytest.raises(BuildError, match="If the input is not needed, declare it: \\[limits\\] unread"):
             built(tree, gpu_targets(tree))
         edit(tree / "cuda/residual_add.cu", "[knobs]", '[limits]\nunread = ["x"]\n[knobs]')

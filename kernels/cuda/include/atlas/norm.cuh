@@ -1,0 +1,70 @@
+// A block that normalises one row of `hidden` fp32 values by their root mean square: the row in
+// registers, quad i of the block's threads being threadIdx.x + i * block.
+#pragma once
+
+#include "atlas/instance.h"
+#include "atlas/out_row.cuh"
+#include "atlas/pdl.cuh"
+
+namespace atlas {
+
+class Norm {
+  using Out = OutRow<constants::hidden>;
+  static constexpr int kHidden = constants::hidden;
+  static constexpr int kCount = ceil_div(Out::kQuads, launch::block);
+
+  template <class Visit>
+  __device__ static void for_each_quad(Visit visit) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int quad = threadIdx.x + i * launch::block;
+      if (quad < Out::kQuads) visit(i, quad);
+    }
+  }
+
+ public:
+  // Quads past the row's end are zeros.
+  struct Row {
+    float values[kCount][4] = {};
+  };
+
+  __device__ static void load(const float* source, Row& row) {
+    for_each_quad([&](int i, int quad) { load_quad<kHidden>(source, quad, row.values[i]); });
+  }
+
+  __device__ static void add(const Row& added, float scale, Row& row) {
+#pragma unroll
+    for (int i = 0; i < kCount * 4; ++i)
+      row.values[i / 4][i % 4] += scale * added.values[i / 4][i % 4];
+  }
+
+  __device__ static void store(const Row& row, float* target) {
+    for_each_quad([&](int i, int quad) { store_quad<kHidden>(row.values[i], quad, target); });
+  }
+
+  __device__ explicit Norm(const float* weight) { load(weight, weight_); }
+
+  // row / sqrt(mean(row^2) + eps) * weight to row `index` of `out`. All threads call it, once.
+  __device__ void store_normalised(const Row& row, types::out* out, int index) const {
+    __shared__ float scratch[launch::block / kWarp];
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kCount * 4; ++i) {
+      squares = fmaf(row.values[i / 4][i % 4], row.values[i / 4][i % 4], squares);
+    }
+    squares = block_reduce<launch::block>(squares, Sum(), scratch);
+    const float factor = 1.0f / sqrtf(squares / static_cast<float>(kHidden) + constants::eps);
+    const Out target(out, index);
+    for_each_quad([&](int i, int quad) {
+      float scaled[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) scaled[j] = row.values[i][j] * factor * weight_.values[i][j];
+      target.store(quad, scaled);
+    });
+  }
+
+ private:
+  Row weight_;
+};
+
+}  // namespace atlas

@@ -1,0 +1,90 @@
+// Rows of the kernel's operand `out`, four columns (a quad) a thread, written as a product reads
+// them: in any element type or format f8g128, row-major or in tiles.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include "atlas/instance.h"
+#include "atlas/operand_layout.cuh"
+#include "atlas/quad.cuh"
+#include "atlas/reduce.cuh"
+
+namespace atlas {
+
+// Writes a row of kColumns of the kernel's operand `out`. Its bytes are of format f8g128 where its
+// type is unsigned char.
+template <int kColumns, class T = types::out>  // a parameter, so that branches can be dropped by it
+class OutRow {
+  static constexpr bool kF8 = same_type<T, unsigned char>;
+  static constexpr int kSize = sizeof(T);
+#ifdef ATLAS_LAYOUT_OUT_TILES
+  using Layout = TilesLayout<kColumns * kSize, kF8>;
+#else
+  using Layout = RowMajorLayout<kColumns * kSize, kF8>;
+#endif
+  static constexpr int kPadded = Layout::kPaddedBytes / kSize;
+
+ public:
+  // Quads to write: the layout's padding too.
+  static constexpr int kQuads = ceil_div(kPadded, 4);
+
+  __device__ OutRow(T* out, int row) : out_(reinterpret_cast<char*>(out)), row_(row) {}
+
+  // Rounds once and writes; past kColumns `values` must be zeros. The lanes of a warp call it
+  // together, with 32 consecutive quads from a multiple of 32 on: for f8g128 they share a scale.
+  __device__ void store(int quad, const float (&values)[4]) const {
+    if constexpr (kF8) {
+      store_f8(quad, values);
+    } else if constexpr (Layout::kRun >= 4 * kSize) {
+      union {
+        typename Bits<4 * kSize>::type bits;
+        T elements[4];
+      } rounded{};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rounded.elements[i] = from_float<T>(values[i]);
+      *reinterpret_cast<typename Bits<4 * kSize>::type*>(
+          out_ + Layout::at(row_, 4 * quad * kSize)) = rounded.bits;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int column = 4 * quad + i;
+        if (column >= kPadded) break;
+        *reinterpret_cast<T*>(out_ + Layout::at(row_, column * kSize)) = from_float<T>(values[i]);
+      }
+    }
+  }
+
+ private:
+  // atlas/weights/quantizers.py defines this rounding bit for bit. Magnitudes are compared as
+  // integers, so that a NaN is the largest.
+  __device__ void store_f8(int quad, const float (&values)[4]) const {
+    unsigned largest = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) largest = max(largest, __float_as_uint(values[i]) & 0x7FFFFFFFu);
+    largest = __reduce_max_sync(kAllLanes, largest);
+    const float magnitude = __uint_as_float(largest);
+    constexpr float kMost = 448.0f, kLeast = 0x1p-100f;
+    float scale = 0.0f;
+    unsigned codes = 0;
+    if (largest >= 0x7F800000u) {
+      scale = __uint_as_float(0x7FC00000u);
+    } else if (magnitude >= kLeast) {
+      scale = magnitude / kMost;
+      const float factor = kMost / magnitude;
+      const auto pair = [&](float a, float b) -> unsigned {
+        return __nv_cvt_float2_to_fp8x2(make_float2(a * factor, b * factor), __NV_SATFINITE,
+                                        __NV_E4M3);
+      };
+      codes = pair(values[0], values[1]) | pair(values[2], values[3]) << 16;
+    }
+    *reinterpret_cast<unsigned*>(out_ + Layout::at(row_, 4 * quad)) = codes;
+    if (quad % kWarp == 0) {
+      *reinterpret_cast<float*>(out_ + Layout::scale_at(row_, quad / kWarp)) = scale;
+    }
+  }
+
+  char* out_;
+  int row_;
+};
+
+}  // namespace atlas
