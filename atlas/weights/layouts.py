@@ -1,13 +1,14 @@
-"""Storage layouts of weights on a device: how a kernel wants a logical array to lie in memory.
+"""Storage layouts of buffers on a device: how a kernel wants a logical array to lie in memory.
 
-A kernel file names the layout of an operand in its declaration (`[layouts]`); the loader packs, and
-whoever reads a buffer back unpacks. `pack` and `unpack` only move elements: any element type or block
-format (atlas/targets/formats.py), no arithmetic.
+A kernel file names the layout of an operand in its declaration (`[layouts]`), of weights, state and workspace alike;
+the loader packs weights, kernels write the rest, and whoever reads a buffer back unpacks. `pack` and `unpack` only
+move elements: any element type or block format (atlas/targets/formats.py), no arithmetic.
 """
 
 from __future__ import annotations
 
 import abc
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from atlas.errors import BuildError
 from atlas.runtime.dtypes import NUMPY
 from atlas.targets import formats
 from atlas.targets.formats import FORMATS
-from atlas.weights import block_panels, fragments
+from atlas.weights import block_panels, fragments, tiles
 from atlas.weights.quantized import BlockArray, QuantizedArray, to_rows
 
 Array = np.ndarray[Any, Any]
@@ -81,14 +82,14 @@ class Panel16(Layout):
     row_granule = PANEL_COLUMNS
 
     def nbytes(self, shape: tuple[int, ...], dtype: str) -> int:
-        n, k = self._matrix(shape)
+        n, k = _matrix("panel16", shape)
         rows = -(-n // PANEL_COLUMNS) * PANEL_COLUMNS
         return rows * (FORMATS[dtype].row_bytes(k) if dtype in FORMATS else self._lanes(k, NUMPY[dtype]) * _LANE)
 
     def pack(self, array: Array | QuantizedArray, dtype: str = "") -> Array:
         if isinstance(array, QuantizedArray):
             return block_panels.pack(array, FORMATS[dtype])
-        n, k = self._matrix(array.shape)
+        n, k = _matrix("panel16", array.shape)
         lanes = self._lanes(k, array.dtype)
         source = np.ascontiguousarray(array)
         if source.nbytes < n * lanes * _LANE:
@@ -102,7 +103,7 @@ class Panel16(Layout):
         return packed.view(array.dtype)
 
     def unpack(self, array: Array, shape: tuple[int, ...], dtype: str) -> Array | BlockArray:
-        n, k = self._matrix(shape)
+        n, k = _matrix("panel16", shape)
         if dtype in FORMATS:
             return block_panels.unpack(array, n, k, FORMATS[dtype])
         lanes = self._lanes(k, NUMPY[dtype])
@@ -117,11 +118,82 @@ class Panel16(Layout):
         """Lanes that a row takes: one for 4 bytes of its elements."""
         return -(-k * dtype.itemsize // _LANE)
 
-    @staticmethod
-    def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-        if len(shape) != 2:
-            raise BuildError("layout panel16", f"an array of shape {list(shape)}", "a matrix")
-        return shape[0], shape[1]
+
+class Tiles(Layout):
+    """A matrix in tiles of 128 rows by 128 bytes (atlas/weights/tiles.py)."""
+
+    row_granule = tiles.ROWS
+
+    def nbytes(self, shape: tuple[int, ...], dtype: str) -> int:
+        return tiles.nbytes(*_matrix("tiles", shape), dtype)
+
+    def pack(self, array: Array | QuantizedArray, dtype: str = "") -> Array:
+        return tiles.pack(array, dtype)
+
+    def unpack(self, array: Array, shape: tuple[int, ...], dtype: str) -> Array | BlockArray:
+        return tiles.unpack(array, *_matrix("tiles", shape), dtype)
+
+
+class TilesPaired(Layout):
+    """`tiles` of a matrix [gate; up], eight rows of each by turns (atlas/weights/tiles.py)."""
+
+    row_granule = tiles.ROWS
+    paired = True
+
+    def nbytes(self, shape: tuple[int, ...], dtype: str) -> int:
+        return tiles.nbytes(*_halves("tiles_paired", shape), dtype)
+
+    def pack(self, array: Array | QuantizedArray, dtype: str = "") -> Array:
+        n, _ = _halves("tiles_paired", array.shape)
+        order = fragments.paired_rows(n)
+        if isinstance(array, QuantizedArray):
+            blocks = array.to_format(dtype)
+            codes, scales = _ordered(blocks.codes, order), _ordered(blocks.scales, order)
+            return tiles.pack(dataclasses.replace(blocks, codes=codes, scales=scales), dtype)
+        return tiles.pack(_ordered(array, order), dtype)
+
+    def unpack(self, array: Array, shape: tuple[int, ...], dtype: str) -> Array | BlockArray:
+        n, k = _halves("tiles_paired", shape)
+        order = fragments.paired_rows(n)
+        place = np.empty(n, np.int64)
+        place[order[order >= 0]] = np.flatnonzero(order >= 0)
+        return tiles.unpack(array, len(order), k, dtype)[place]
+
+
+class KvTiles(Layout):
+    """A KV cache in pages of 16 tokens (atlas/weights/tiles.py)."""
+
+    def nbytes(self, shape: tuple[int, ...], dtype: str) -> int:
+        return tiles.pages_nbytes(shape, dtype)
+
+    def pack(self, array: Array | QuantizedArray, dtype: str = "") -> Array:
+        if isinstance(array, QuantizedArray):
+            raise BuildError("layout kv_tiles", f"format {dtype}", "plain elements")
+        return tiles.pages(array)
+
+    def unpack(self, array: Array, shape: tuple[int, ...], dtype: str) -> Array | BlockArray:
+        return tiles.cache_of(array, shape, dtype)
+
+
+def _matrix(layout: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    if len(shape) != 2:
+        raise BuildError(f"layout {layout}", f"an array of shape {list(shape)}", "a matrix")
+    return shape[0], shape[1]
+
+
+def _halves(layout: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    n, k = _matrix(layout, shape)
+    if n % 2:
+        raise BuildError(f"layout {layout}", f"{n} rows", "an even number: gate, then up")
+    return n, k
+
+
+def _ordered(rows: Array, order: Array) -> Array:
+    """Rows in another order, zeros where it says -1."""
+    result = np.zeros((len(order), *rows.shape[1:]), rows.dtype)
+    used = order >= 0
+    result[used] = rows[order[used]]
+    return result
 
 
 class Fragments(Layout):
@@ -158,5 +230,8 @@ LAYOUTS: dict[str, Layout] = {
     "panel16": Panel16(),
     "frag4": Fragments(),
     "frag4_paired": Fragments(paired=True),
+    "tiles": Tiles(),
+    "tiles_paired": TilesPaired(),
+    "kv_tiles": KvTiles(),
 }
 """By the name that kernel files use."""
