@@ -12,8 +12,8 @@ from atlas.errors import BuildError, CheckpointError, ConfigError
 from atlas.models import family_of
 from atlas.targets import target as targets
 from atlas.targets.hardware import walk
-from atlas.targets.quant import recipe
 from atlas.targets.shape import Shard
+from atlas.targets.status import closure
 from atlas.targets.target import Target
 
 ACCEPTED = "a model directory, a config.json, a GGUF file, a catalogue name, or a model of kernels/models"
@@ -94,5 +94,4 @@ def _shape_hash(facts: Mapping[str, Any]) -> str:
 
 
 def _closure(config: Mapping[str, Any], quant: str) -> set[str]:
-    family = family_of(config)
-    return {key.name() for key in family.record(family.configure(config, Shard()), recipe(quant)).closure()}
+    return {key.name() for key in closure(config, quant)}

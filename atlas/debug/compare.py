@@ -50,7 +50,7 @@ def compare(runner: Runner, reference: Runner) -> list[Difference]:
         for index, launch in enumerate(launches):
             for name in dict.fromkeys((*launch.reads(), *launch.writes())):
                 if runner.buffers[name].kind in ("workspace", "state"):
-                    reference.write(name, runner.read(name))
+                    reference.write(name, runner.stored(name))
             runner.run_launch(program, index)
             reference.run_launch(program, index)
             for name in launch.writes():

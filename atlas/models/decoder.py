@@ -11,8 +11,8 @@ from atlas.ops.gated_activation import GELU_ERF, GELU_TANH, SILU
 from atlas.runtime.program import Recorder, StepPrograms
 from atlas.targets.formats import INTEGER_FORMATS, plain_format
 from atlas.targets.layers import Layer
-from atlas.targets.quant import Recipe
-from atlas.targets.shape import KV_BLOCK_SIZE, Shape
+from atlas.targets.quant import DTYPE_BYTES, Recipe
+from atlas.targets.shape import KV_BLOCK_SIZE
 
 _ROWS = {"rows": "n_rows"}
 
@@ -70,6 +70,28 @@ class _Decoder:
         weight = self.weight(f"{name}.weight", self.recipe.projections, n, k)
         return self.linear(name, x, weight, self.workspace(out, self.recipe.products, "n_rows", n), n, k, bias=bias)
 
+    def dtype_into(self, projection: str) -> str:
+        """The dtype in which rows enter a projection: its weight's format decides."""
+        return self.recipe.entering(self.format_of(f"{projection}.weight", self.recipe.projections))
+
+    def _named(self, name: str, dtype: str) -> str:
+        """A workspace buffer's name; one of another dtype than most has a name of its own."""
+        return name if dtype == self.recipe.activations else f"{name}_{dtype}"
+
+    def normed(self, name: str, projection: str) -> str:
+        """The residual's norm, as `projection` takes it."""
+        dtype = self.dtype_into(projection)
+        return self.rms_norm(name, "residual", self._named("normed", dtype), dtype)
+
+    def entering(self, projection: str, x: str, k: int) -> str:
+        """Rows that are there in `recipe.attention`, as `projection` takes them."""
+        dtype = self.dtype_into(projection)
+        if dtype in DTYPE_BYTES:
+            return x
+        out = self.workspace(f"{x}_{dtype}", dtype, "n_rows", k)
+        self.r.launch("quantize_rows", f"{projection}.quantize", {"x": x, "out": out}, _ROWS, {"k": k})
+        return out
+
     def embedding(self) -> None:
         vocab, hidden = self.shape.vocab_size, self.shape.hidden_size
         self.r.launch(
@@ -102,7 +124,7 @@ class _Decoder:
     def attention(self, layer: str, what: Layer) -> None:
         s, act = self.shape, self.recipe.attention
         q_size, qkv_size = s.n_heads * s.head_dim, (s.n_heads + 2 * s.n_kv_heads) * s.head_dim
-        normed = self.rms_norm(f"{layer}.attention_norm", "residual", "normed", self.recipe.activations)
+        normed = self.normed(f"{layer}.attention_norm", f"{layer}.qkv")
         qkv = self.projection(f"{layer}.qkv", normed, "qkv", qkv_size, s.hidden_size, bias=s.qkv_bias)
         cache_shape = ("n_blocks", s.n_kv_heads, KV_BLOCK_SIZE, s.head_dim)
         where = {
@@ -144,14 +166,16 @@ class _Decoder:
             dims,
             {**heads, "window": what.window, "scale": s.attention_scale or s.head_dim**-0.5},
         )
+        attended = self.entering(f"{layer}.o", attended, q_size)
         projected = self.projection(f"{layer}.o", attended, "projected", s.hidden_size, q_size, bias=s.o_bias)
         self.residual_add(layer, "attention", projected)
 
     def mlp(self, layer: str) -> None:
         s, inner = self.shape, self.shape.intermediate_size
-        normed = self.rms_norm(f"{layer}.mlp_norm", "residual", "normed", self.recipe.activations)
+        normed = self.normed(f"{layer}.mlp_norm", f"{layer}.gate_up")
         gate_up = self.projection(f"{layer}.gate_up", normed, "gate_up", 2 * inner, s.hidden_size, bias=s.mlp_bias)
-        gated = self.workspace("gated", self.recipe.activations, "n_rows", inner)
+        dtype = self.dtype_into(f"{layer}.down")
+        gated = self.workspace(self._named("gated", dtype), dtype, "n_rows", inner)
         self.r.launch(
             "gated_activation",
             f"{layer}.activation",
@@ -165,7 +189,8 @@ class _Decoder:
     def experts(self, layer: str) -> None:
         """A router and the experts that it chooses for each row, in the place of the MLP."""
         s, top_k, inner = self.shape, self.shape.experts_per_token, self.shape.moe_intermediate_size
-        normed = self.rms_norm(f"{layer}.mlp_norm", "residual", "normed", self.recipe.activations)
+        dtype = self.recipe.entering(self.recipe.router)
+        normed = self.rms_norm(f"{layer}.mlp_norm", "residual", self._named("normed", dtype), dtype)
         router = self.weight(f"{layer}.router.weight", self.recipe.router, s.n_experts, s.hidden_size)
         logits = self.workspace("router_logits", self.recipe.products, "n_rows", s.n_experts)
         self.linear(f"{layer}.router", normed, router, logits, s.n_experts, s.hidden_size)
@@ -213,17 +238,13 @@ class _Decoder:
             {"rows": "n_rows", "logits": "n_logits"},
             {"hidden": s.hidden_size},
         )
-        normed = self.rms_norm("final_norm", selected, "logits_normed", self.recipe.activations, "n_logits")
         weight = "embedding.weight"
         if not self.config.tied:
             weight = self.weight("lm_head.weight", self.recipe.lm_head, s.vocab_size, s.hidden_size)
+        dtype = self.recipe.entering(self.r.buffers[weight].dtype)
+        normed = self.rms_norm("final_norm", selected, "logits_normed", dtype, "n_logits")
         logits = self.workspace("logits", self.recipe.logits, "n_logits", s.vocab_size)
         self.linear("lm_head", normed, weight, logits, s.vocab_size, s.hidden_size)
-
-
-def kv_bytes_per_block(shape: Shape, n_layers: int, dtype_bytes: int) -> int:
-    """Bytes of one KV block over all layers, K and V."""
-    return 2 * n_layers * shape.n_kv_heads * KV_BLOCK_SIZE * shape.head_dim * dtype_bytes
 
 
 def record(

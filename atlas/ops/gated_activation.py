@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from atlas.ops.lazy import np
-from atlas.ops.op import BF16, F32, FLOAT, Arrays, Constants, Op, Operand
+from atlas.ops.op import ACTIVATIONS, BF16, F8, F32, FLOAT, Arrays, Constants, Op, Operand
 
 SILU, GELU_TANH, GELU_ERF = 0, 1, 2
 """Values of the constant `activation`: SwiGLU, and GeGLU with the tanh approximation or the exact GELU."""
@@ -29,18 +29,17 @@ def activate(x: Any, activation: int) -> Any:
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
     """out = act(gate) * up, in fp32, rounded once. A row of `gate_up` is [gate | up]."""
     gate, up = np.split(arrays["gate_up"][: dims["rows"]].astype(np.float32), 2, axis=-1)
-    out = arrays["out"]
-    out[: dims["rows"]] = (activate(gate, int(constants["activation"])) * up).astype(out.dtype)
+    arrays["out"][: dims["rows"]] = activate(gate, int(constants["activation"])) * up
 
 
 GATED_ACTIVATION = Op(
     name="gated_activation",
     operands=(
         Operand("gate_up", ("rows", "2 * intermediate"), FLOAT),
-        Operand("out", ("rows", "intermediate"), FLOAT, "out"),
+        Operand("out", ("rows", "intermediate"), ACTIVATIONS, "out"),
     ),
     dims=("rows",),
     constants=("intermediate", "activation"),
     reference=reference,
-    tolerance={"f32": F32, "bf16": BF16},
+    tolerance={"f32": F32, "bf16": BF16, "f8g128": F8},
 )

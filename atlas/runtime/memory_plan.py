@@ -56,7 +56,7 @@ def plan(programs: StepPrograms, limits: step.Limits, physical_sizes: Mapping[st
     """Plan the arena.
 
     Args:
-        physical_sizes: bytes of weight buffers whose layout on the device is not the logical one.
+        physical_sizes: bytes of buffers whose layout on the device is not row-major.
     """
     symbols = limits.symbols()
 

@@ -224,9 +224,11 @@ class Recorder:
             raise BuildError(where, f"buffer {buffer.name} has shape {found}", str(expected))
 
     def finish(self) -> StepPrograms:
-        """The recorded programs "forward" and "sample"."""
+        """The recorded programs "forward" and "sample", with the workspace that they use."""
         programs = {name: Program(name, tuple(launches)) for name, launches in self._programs.items()}
-        return StepPrograms(dict(self.buffers), programs["forward"], programs["sample"])
+        used = {buffer for launches in self._programs.values() for launch in launches for _, buffer in launch.operands}
+        buffers = {name: buffer for name, buffer in self.buffers.items() if buffer.kind != "workspace" or name in used}
+        return StepPrograms(buffers, programs["forward"], programs["sample"])
 
 
 def _constant(extent: str | int, integers: Mapping[str, int], where: str) -> int:

@@ -6,28 +6,29 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from atlas.build.kernel_file import ROW_MAJOR
 from atlas.build.manifest import KernelEntry
 from atlas.config import EngineConfig
 from atlas.errors import AtlasError, ConfigError, DeviceError
-from atlas.models import ModelConfig, family_of
-from atlas.models.decoder import kv_bytes_per_block
+from atlas.models import ModelConfig, family_of, fusion
 from atlas.runtime import core, host, kernel_set, kernel_sources, loader, memory_plan, weight_formats
 from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.flight import LOGPROBS, TOKENS, InFlight, Slot
 from atlas.runtime.kernel_set import Choice
-from atlas.runtime.program import StepPrograms
+from atlas.runtime.program import Buffer, StepPrograms
 from atlas.runtime.reference import ReferenceBackend
 from atlas.runtime.step import Limits, StepBlock
-from atlas.targets.quant import DTYPE_BYTES, Recipe, recipe
+from atlas.targets.quant import Recipe, recipe
 from atlas.targets.shape import KV_BLOCK_SIZE, Shape, Shard
 from atlas.weights import Checkpoint
 from atlas.weights.layouts import LAYOUTS
+from atlas.weights.quantized import BlockArray
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class RunnerOptions:
     kv_dtype: format of the KV cache (default the quant recipe's).
     kv_memory_bytes: size of the KV cache.  level: CPU instruction-set level.
     kernel_packs: files with kernels, one of which must serve.
+    programs: "cuda" lets `reference` run the programs of a GPU, fused launches and all.
     """
 
     backend: str = "auto"
@@ -63,6 +65,7 @@ class RunnerOptions:
     max_logits: int | None = None
     kv_memory_bytes: int | None = None
     kernel_packs: tuple[str, ...] = ()
+    programs: str = ""
 
     @classmethod
     def of(cls, config: EngineConfig) -> RunnerOptions:
@@ -177,19 +180,16 @@ class Runner:
         natural = weight_formats.natural_quant(checkpoint)
         backend, choice, kernels = _open_backend(config.shape, options, str(checkpoint.path), natural)
         _log.debug("kernel set %s on %s (%s)", choice.name, backend.describe(), choice.reason)
-        roles = _recipe(choice, options.kv_dtype)
+        roles = _recipe(choice, options)
         sources = family.weights(config, checkpoint.tensors)
-        programs = family.record(config, roles, weight_formats.chooser(checkpoint, sources))
+        kind = _kind(choice, options)
+        programs = fusion.record(family, config, roles, kind, weight_formats.chooser(checkpoint, sources))
         loader.check(checkpoint, programs, sources, family.other_parts)
 
         stage("memory")
-        block_bytes = kv_bytes_per_block(config.shape, config.n_layers, DTYPE_BYTES[roles.kv])
-        limits = _limits(config, options, block_bytes, _kv_budget(choice, programs))
         layouts = loader.buffer_layouts(programs, kernels)
-        sizes = {
-            name: LAYOUTS[layout].nbytes(programs.buffers[name].extents({}), programs.buffers[name].dtype)
-            for name, layout in layouts.items()
-        }
+        limits = _limits(config, options, _kv_block_bytes(programs, layouts), _kv_budget(choice, programs))
+        sizes = {name: _nbytes(programs.buffers[name], layout, limits.symbols()) for name, layout in layouts.items()}
         plan = memory_plan.plan(programs, limits, sizes)
         forward, sample = (
             BoundProgram(program, programs.buffers, plan, limits, kernels)
@@ -306,24 +306,44 @@ class Runner:
             for seconds in self.backend.run_timed(handle, 0, len(program.launches))
         ]
 
-    def write(self, name: str, values: Array) -> None:
+    def write(self, name: str, values: Array | BlockArray) -> None:
         """Overwrite a buffer, given in logical layout: for debugging."""
-        packed = LAYOUTS[self.layouts.get(name, "row_major")].pack(values)
+        stored = values.quantized() if isinstance(values, BlockArray) else values
+        packed = LAYOUTS[self.layouts.get(name, ROW_MAJOR)].pack(stored, self.buffers[name].dtype)
         self.backend.write(self.plan.offsets[name], packed)
 
-    def read(self, name: str) -> Array:
-        """A copy of a buffer, in logical layout, block formats dequantised: for debugging."""
+    def stored(self, name: str) -> Array | BlockArray:
+        """A copy of a buffer, in logical layout, block formats as they are: for debugging."""
         buffer = self.buffers[name]
-        layout, shape = LAYOUTS[self.layouts.get(name, "row_major")], buffer.extents(self.limits.symbols())
+        layout, shape = LAYOUTS[self.layouts.get(name, ROW_MAJOR)], buffer.extents(self.limits.symbols())
         raw = np.empty(layout.nbytes(shape, buffer.dtype), np.uint8)
         self.backend.read(self.plan.offsets[name], raw)
-        return layout.unpack(raw, shape, buffer.dtype).astype(NUMPY.get(buffer.dtype, np.float32), copy=False)
+        return layout.unpack(raw, shape, buffer.dtype)
+
+    def read(self, name: str) -> Array:
+        """`stored`, with block formats dequantised."""
+        return self.stored(name).astype(NUMPY.get(self.buffers[name].dtype, np.float32), copy=False)
 
 
-def _recipe(choice: Choice, kv_dtype: str | None) -> Recipe:
+def _kind(choice: Choice, options: RunnerOptions) -> str:
+    """The kind of hardware whose programs run."""
+    return "cuda" if choice.backend == "cuda" or options.programs == "cuda" else "cpu"
+
+
+def _nbytes(buffer: Buffer, layout: str, symbols: Mapping[str, int]) -> int:
+    return LAYOUTS[layout].nbytes(buffer.extents(symbols), buffer.dtype)
+
+
+def _kv_block_bytes(programs: StepPrograms, layouts: Mapping[str, str]) -> int:
+    """Bytes of one KV block over all layers, K and V."""
+    caches = [buffer for buffer in programs.buffers.values() if buffer.shape[0] == "n_blocks"]
+    return sum(_nbytes(buffer, layouts[buffer.name], {"n_blocks": 1}) for buffer in caches)
+
+
+def _recipe(choice: Choice, options: RunnerOptions) -> Recipe:
     """The quant's recipe. Kernels are compiled for a recipe's own KV format, so no other can run yet."""
-    quant = choice.quant
-    roles = recipe(quant, "cuda" if choice.backend == "cuda" else "cpu")
+    quant, kv_dtype = choice.quant, options.kv_dtype
+    roles = recipe(quant, _kind(choice, options))
     if kv_dtype is not None and {"fp32": "f32"}.get(kv_dtype, kv_dtype) != roles.kv:
         raise ConfigError("kv_dtype", f"{kv_dtype!r} with quant {quant}", f"{roles.kv}, the quant's own")
     return roles

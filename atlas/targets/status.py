@@ -11,6 +11,7 @@ from typing import Any
 
 from atlas.errors import AtlasError, BuildError
 from atlas.models import family_of
+from atlas.models.fusion import record
 from atlas.runtime.program import KernelKey
 from atlas.targets.quant import recipe
 from atlas.targets.resolution import ANY_MODEL, MissingKernel, Target, facts, find
@@ -120,7 +121,7 @@ def _closure(config: str, quant: str, kind: str) -> tuple[Mapping[KernelKey, tup
     document = json.loads(config)
     family = family_of(document)
     try:
-        return family.record(family.configure(document, Shard()), recipe(quant, kind)).closure(), ""
+        return record(family, family.configure(document, Shard()), recipe(quant, kind), kind).closure(), ""
     except AtlasError as error:
         return {}, f"recipe {quant} has no ops: {error.where}: {error.found}"
 

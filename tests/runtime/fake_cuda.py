@@ -18,6 +18,7 @@ from atlas.build import pack
 from atlas.build.compile import ImageBlob
 from atlas.build.manifest import KernelEntry, KernelSet, KernelVariant, Manifest
 from atlas.models import family_of
+from atlas.models.fusion import record
 from atlas.ops import OPS
 from atlas.targets.quant import recipe
 from atlas.targets.shape import Shard
@@ -119,7 +120,7 @@ def kernel_pack(model: Path, path: Path, leave_out: str = "") -> Path:
     with open_checkpoint(model) as checkpoint:
         family = family_of(checkpoint.config)
         config = family.configure(checkpoint.config, Shard())
-        keys = family.record(config, recipe("bf16", "cuda")).closure()
+        keys = record(family, config, recipe("bf16", "cuda"), "cuda").closure()
     symbols = {key.name(): f"kernel_{i:03}" for i, key in enumerate(keys)}
     found = [symbols[key.name()] for key in keys if key.op != leave_out]
     blob = ImageBlob()

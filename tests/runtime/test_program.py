@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from atlas.build.manifest import KernelEntry
 from atlas.errors import BuildError
 from atlas.models import family_of
-from atlas.runtime import memory_plan, step
+from atlas.runtime import loader, memory_plan, step
 from atlas.runtime.program import Recorder, StepPrograms
 from atlas.runtime.step import FIELDS, SYMBOLS, Limits, StepBlock
 from atlas.targets.quant import RECIPES
@@ -161,3 +162,53 @@ def test_field_dtypes_are_what_kernels_read() -> None:
     block = StepBlock(bytearray(step.offsets(LIMITS)[1]), LIMITS)
     expected = {"i32": np.int32, "f32": np.float32, "i64": np.int64}
     assert all(block.fields[field.name].dtype == expected[field.dtype] for field in FIELDS)
+
+
+def declared(programs: StepPrograms, **layouts: str) -> dict[str, KernelEntry]:
+    """Entries of all kernels of a program; `linear_weight="tiles"` for operand weight of op linear."""
+    return {
+        key.name(): KernelEntry(
+            key.name(),
+            key.op,
+            key.op,
+            {o: layouts[f"{key.op}_{o}"] for o, _ in key.dtypes if f"{key.op}_{o}" in layouts},
+        )
+        for key in programs.closure()
+    }
+
+
+def test_a_buffer_has_the_layout_that_its_kernels_declare() -> None:
+    programs = smollm2()
+    layouts = loader.buffer_layouts(
+        programs,
+        declared(
+            programs, rms_norm_out="tiles", linear_x="tiles", gated_activation_out="tiles", paged_attention_out="tiles"
+        ),
+    )
+    assert {name for name, layout in layouts.items() if layout == "tiles"} == {
+        "normed",
+        "gated",
+        "attended",
+        "logits_normed",
+    }
+
+
+@pytest.mark.parametrize(
+    ("layouts", "message"),
+    [
+        (
+            {"rms_norm_out": "tiles"},
+            r"workspace normed: kernel rms_norm.* of launch layers.0.attention_norm has layout tiles, "
+            r"kernel linear.* of launch layers.0.qkv has row_major; accepted: one layout in all kernels",
+        ),
+        (
+            {"rope_kv_append_k_cache": "kv_tiles"},
+            r"state layers.0.k_cache: kernel rope_kv_append.* has layout kv_tiles, kernel paged_attention.* has row_major",
+        ),
+        ({"gather_rows_index": "tiles"}, r"step step.logit_row: the host has layout row_major, kernel gather_rows"),
+    ],
+)
+def test_kernels_that_disagree_about_a_buffer_are_named(layouts: dict[str, str], message: str) -> None:
+    programs = smollm2()
+    with pytest.raises(BuildError, match=message):
+        loader.buffer_layouts(programs, declared(programs, **layouts))

@@ -1,0 +1,88 @@
+"""Fusion: what a GPU runs in one launch where the model's program has two.
+
+A launch costs a GPU about a microsecond and everything that it leaves costs a trip to memory, so neighbours become one:
+
+    residual_add, rms_norm of the same residual     ->  residual_rms_norm
+    linear, gated_activation of its product         ->  gated_linear
+
+Products and residual are f32 in every recipe and a fused kernel rounds where the two would have, so that fusing changes
+no result but by the order of fp32 operations. Build and load both get a model's programs from `record` below: the
+kernels that are compiled are those that are asked for.
+"""
+
+from __future__ import annotations
+
+from atlas.models.family import Family, FormatOf, ModelConfig
+from atlas.runtime.program import Launch, Recorder, StepPrograms
+from atlas.targets.formats import plain_format
+from atlas.targets.quant import Recipe
+
+
+def record(
+    family: Family,
+    config: ModelConfig,
+    recipe: Recipe,
+    kind: str,
+    format_of: FormatOf = lambda name, role: plain_format(role),
+) -> StepPrograms:
+    """The programs of a model on hardware of a kind, "cuda" or "cpu". format_of: as a family's `record` takes it."""
+    programs = family.record(config, recipe, format_of)
+    return fused(programs) if kind == "cuda" else programs
+
+
+def fused(programs: StepPrograms) -> StepPrograms:
+    """The same programs with neighbouring launches fused. Buffers that only stood between two of them are gone."""
+    recorder = Recorder()
+    for buffer in programs.buffers.values():
+        recorder.buffer(buffer.name, buffer.dtype, buffer.shape, buffer.kind)
+    for program in (programs.forward, programs.sample):
+        recorder.begin(program.name)
+        launches = list(program.launches)
+        while launches:
+            first = launches.pop(0)
+            if launches and (_add_norm(recorder, first, launches[0]) or _gated(recorder, first, launches)):
+                launches.pop(0)
+            else:
+                _launch(recorder, first)
+    return recorder.finish()
+
+
+def _launch(recorder: Recorder, launch: Launch) -> None:
+    recorder.launch(launch.key.op, launch.name, dict(launch.operands), dict(launch.dims), dict(launch.key.constants))
+
+
+def _add_norm(recorder: Recorder, add: Launch, norm: Launch) -> bool:
+    """residual_rms_norm for both, if they are a sum and the norm of that sum. Says whether it was recorded."""
+    if (add.key.op, norm.key.op) != ("residual_add", "rms_norm") or add.dims != norm.dims:
+        return False
+    sum_of, norm_of = dict(add.operands), dict(norm.operands)
+    if norm_of["x"] != sum_of["residual"] or dict(add.key.dtypes)["x"] != "f32":
+        return False
+    constants = {**dict(norm.key.constants), "scale": dict(add.key.constants)["scale"]}
+    operands = {**sum_of, "weight": norm_of["weight"], "out": norm_of["out"]}
+    recorder.launch("residual_rms_norm", norm.name, operands, dict(add.dims), constants)
+    return True
+
+
+def _gated(recorder: Recorder, linear: Launch, rest: list[Launch]) -> bool:
+    """gated_linear for both, if the next launch is the activation of this product and nobody else reads it."""
+    activation = rest[0]
+    if (linear.key.op, activation.key.op) != ("linear", "gated_activation") or linear.dims != activation.dims:
+        return False
+    product_of, gated = dict(linear.operands), dict(activation.operands)
+    product = product_of.pop("out")
+    if gated["gate_up"] != product or _is_read(product, rest[1:]):
+        return False
+    constants = {**dict(activation.key.constants), "k": dict(linear.key.constants)["k"]}
+    recorder.launch("gated_linear", linear.name, {**product_of, "out": gated["out"]}, dict(linear.dims), constants)
+    return True
+
+
+def _is_read(buffer: str, launches: list[Launch]) -> bool:
+    """Whether what a buffer holds is read before it is written again."""
+    for launch in launches:
+        if buffer in launch.reads():
+            return True
+        if buffer in launch.writes():
+            return False
+    return False
