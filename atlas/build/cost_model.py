@@ -55,7 +55,7 @@ def best(
     costs = relative(declared, names, hardware, candidates)
     order = sorted(
         range(len(candidates)),
-        key=lambda i: (round(costs[i], 6), dict(candidates[i]) != dict(declared.knobs), i),
+        key=lambda i: (round(costs[i], 6), dict(candidates[i]) != declared.knobs(names), i),
     )
     return dict(candidates[order[0]])
 
@@ -65,7 +65,7 @@ def relative(
 ) -> list[float]:
     """Per candidate: the sum over ROWS of weight x estimated time relative to the declared knobs' time."""
     weights = rows_of(declared.phase, names.get("max_rows", 0))
-    base = microseconds(declared, names, hardware, declared.knobs, tuple(weights))
+    base = microseconds(declared, names, hardware, declared.knobs(names), tuple(weights))
     result = []
     for knobs in candidates:
         times = microseconds(declared, names, hardware, knobs, tuple(weights))

@@ -30,9 +30,8 @@ A file is called `<op>.cu` if it serves both phases of a step, `<op>.prefill.cu`
 
 A grid axis is an integer expression over constants and knobs, or has exactly one run-time dim, as
 `dim`, `ceil_div(dim, E)` or a product of one of these with an integer expression. Expressions know the
-op's constants, the knobs, `max_rows` of the variant (0: any number), `cluster_blocks` of the hardware, and
-`size_<operand>`, bytes of an operand's element (0 of a block format); rules of legality also `multiprocessors` and
-`shared_memory_per_block` of the hardware.
+op's constants, the knobs, `max_rows` of the variant (0: any number), `multiprocessors`, `shared_memory_per_block` and
+`cluster_blocks` of the hardware, and `size_<operand>`, bytes of an operand's element (0 of a block format).
 
 A layout is one of LAYOUT_NAMES (atlas/weights/layouts.py), or a name to which HARDWARE.toml gives one, or a table of
 these by dtype: `{ bf16 = "tiles", other = "row_major" }`. All kernels that touch a buffer must agree.
@@ -48,11 +47,12 @@ and a file's two phases, must agree in their layouts; a phase's variants also in
 | launch | cooperative | true: all blocks must be resident together |
 | rows | up_to | most rows of each variant, ascending; a last 0 stands for any number |
 | serves | OPERAND | element types and formats of it that this file is for; all if absent |
+| scratch | bytes | device memory of the kernel's own, zero at load, its last argument; none if absent |
 | limits | spills | bytes of register spills allowed; 0 if absent |
 | limits | seconds | processor time that compiling may take; 30 if absent |
 | limits | unread | inputs that this kernel has no need to read |
 | limits | same_bits | true: every choice of knobs gives the same bits, and tuning holds it to that |
-| knobs | NAME | the declared value |
+| knobs | NAME | the declared value, or an expression that gives it (knobs above it may occur) |
 | knobs | legal | comparisons that a choice must satisfy |
 | knobs.choices | NAME | values to choose from, by tuning or by the cost model |
 | cost | bytes, flops, trips, steps, memory | what a block costs, for the cost model (atlas/build/cost_model.py) |
@@ -84,6 +84,7 @@ _TABLES: dict[str, tuple[str, ...] | None] = {
     "launch": ("grid", "block", "shared", "cluster", "pdl", "cooperative"),
     "rows": ("up_to",),
     "serves": None,
+    "scratch": ("bytes",),
     "limits": ("spills", "seconds", "unread", "same_bits"),
     "knobs": None,
     "layouts": None,
@@ -123,12 +124,14 @@ class Axis:
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
-    """How one specialisation is launched: grid axes, threads per block, dynamic shared memory, blocks of a cluster."""
+    """How one specialisation is launched: grid axes, threads per block, dynamic shared memory, blocks of a cluster,
+    and bytes of scratch."""
 
     grid: tuple[Axis, ...]
     block: int
     shared: int
     cluster: int
+    scratch: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +144,7 @@ class Declaration:
     block: str | int
     shared: str | int
     spills: int
-    knobs: Mapping[str, int]
+    stated_knobs: Mapping[str, str | int]
     layouts: Mapping[str, str | Mapping[str, str]]
     choices: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     legal: tuple[str, ...] = ()
@@ -155,6 +158,14 @@ class Declaration:
     cluster: str | int = 1
     pdl: bool = False
     cooperative: bool = False
+    scratch: str | int = 0
+
+    def knobs(self, names: Mapping[str, int]) -> dict[str, int]:
+        """The declared value of each knob, for these constants and hardware facts."""
+        values: dict[str, int] = {}
+        for knob, value in self.stated_knobs.items():
+            values[knob] = evaluate(value, {**names, **values}, str(self.path))
+        return values
 
     @property
     def bounds(self) -> tuple[int, ...]:
@@ -205,7 +216,8 @@ class Declaration:
             axes = tuple(_axis(text, dims, names, where) for text in self.grid)
         except ZeroDivisionError:
             raise BuildError(where, f"grid {list(self.grid)} divides by zero with {dict(knobs)}") from None
-        return Geometry(axes, *(evaluate(e, names, where) for e in (self.block, self.shared, self.cluster)))
+        rest = (self.block, self.shared, self.cluster, self.scratch)
+        return Geometry(axes, *(evaluate(expression, names, where) for expression in rest))
 
 
 def declaration(path: Path) -> Declaration:
@@ -287,6 +299,7 @@ def declaration(path: Path) -> Declaration:
         launch.get("cluster", 1),
         launch.get("pdl", False),
         launch.get("cooperative", False),
+        document.get("scratch", {}).get("bytes", 0),
     )
 
 
@@ -334,13 +347,15 @@ _LIMIT_KINDS = {
 }
 
 
-def _knobs(table: dict[str, Any], where: str) -> tuple[dict[str, int], dict[str, tuple[int, ...]], tuple[str, ...]]:
+def _knobs(
+    table: dict[str, Any], where: str
+) -> tuple[dict[str, str | int], dict[str, tuple[int, ...]], tuple[str, ...]]:
     """Declared values, choices and legality rules of a [knobs] table."""
     values = dict(table)
     legal, choices = values.pop("legal", []), values.pop("choices", {})
     for knob, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise BuildError(where, f"knob {knob} is {value!r}", "an integer")
+        if not isinstance(value, (int, str)) or isinstance(value, bool):
+            raise BuildError(where, f"knob {knob} is {value!r}", "an integer or an expression")
     if not isinstance(legal, list) or not all(isinstance(text, str) for text in legal):
         raise BuildError(where, f"[knobs] legal is {legal!r}", "a list of comparisons")
     for text in legal:
@@ -352,7 +367,7 @@ def _knobs(table: dict[str, Any], where: str) -> tuple[dict[str, int], dict[str,
             raise BuildError(where, f"[knobs.choices] names {knob!r}", ", ".join(values) or "no knob is declared")
         if not isinstance(options, list) or not all(type(option) is int for option in options):
             raise BuildError(where, f"choices of {knob} are {options!r}", "a list of integers")
-        if values[knob] not in options:
+        if isinstance(values[knob], int) and values[knob] not in options:
             raise BuildError(where, f"choices of {knob} are {options}", f"a list that holds its value {values[knob]}")
     return values, {knob: tuple(options) for knob, options in choices.items()}, tuple(legal)
 

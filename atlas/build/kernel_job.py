@@ -110,6 +110,7 @@ def plan_variant(
     headers = include_closure(source, hardware, root)
     launch = {
         "block": geometry.block,
+        "shared": geometry.shared,
         "max_rows": max_rows,
         "cluster": geometry.cluster,
         "phase": kernel_file.phase_number(declared.phase),
@@ -240,6 +241,7 @@ def _variant(job: Job, compiled: Compiled, add_image: Callable[[bytes], int], em
         cluster=job.geometry.cluster,
         pdl=job.declared.pdl,
         cooperative=job.declared.cooperative,
+        scratch=job.geometry.scratch,
         registers=compiled.registers,
         spills=compiled.spills,
         stack=compiled.stack,

@@ -46,25 +46,25 @@ def variant_words(phase: str, max_rows: int) -> list[str]:
 
 
 def names(key: KernelKey, hardware: Hardware, max_rows: int = 0) -> dict[str, int]:
-    """What a declaration's expressions know: integer constants, element sizes, the variant's bound, clusters."""
+    """What a declaration's expressions know: integer constants, element sizes, the variant's bound, the hardware."""
     constants = {name: value for name, value in key.constants if isinstance(value, int)}
     sizes = {f"size_{operand}": DTYPE_BYTES.get(dtype, 0) for operand, dtype in key.dtypes}
-    return constants | sizes | {"max_rows": max_rows, "cluster_blocks": hardware.cluster_blocks}
-
-
-def facts(hardware: Hardware) -> dict[str, int]:
-    """What legality rules know of the hardware, beside `names`."""
     return {
+        **constants,
+        **sizes,
+        "max_rows": max_rows,
         "multiprocessors": hardware.multiprocessors,
         "shared_memory_per_block": hardware.shared_memory_per_block,
+        "cluster_blocks": hardware.cluster_blocks,
     }
 
 
 def variants(declared: Declaration, key: KernelKey, hardware: Hardware, max_rows: int = 0) -> list[dict[str, int]]:
     """Every legal choice of knobs, in the order of the declaration."""
     result = []
+    stated = declared.knobs(names(key, hardware, max_rows))
     for values in itertools.product(*declared.choices.values()):
-        knobs = {**declared.knobs, **dict(zip(declared.choices, values, strict=True))}
+        knobs = {**stated, **dict(zip(declared.choices, values, strict=True))}
         if illegal(declared, key, hardware, knobs, max_rows) is None:
             result.append(knobs)
     return result
@@ -74,7 +74,7 @@ def illegal(
     declared: Declaration, key: KernelKey, hardware: Hardware, knobs: Mapping[str, int], max_rows: int = 0
 ) -> str | None:
     """Why these knob values cannot be, or None."""
-    known = names(key, hardware, max_rows) | facts(hardware)
+    known = names(key, hardware, max_rows)
     broken = declared.violated(known | dict(knobs))
     if broken is not None:
         return f"breaks the rule {broken}"
@@ -94,7 +94,7 @@ def choose(declared: Declaration, key: KernelKey, target: Target, max_rows: int 
     """
     tuned = _tuned(declared, key, target, max_rows)
     if tuned:
-        values = {**declared.knobs, **tuned}
+        values = {**declared.knobs(names(key, target.hardware, max_rows)), **tuned}
         reason = illegal(declared, key, target.hardware, values, max_rows)
         if reason is not None:
             raise BuildError(
@@ -109,11 +109,12 @@ def choose(declared: Declaration, key: KernelKey, target: Target, max_rows: int 
 
 def untuned(declared: Declaration, key: KernelKey, hardware: Hardware, max_rows: int = 0) -> Chosen:
     """What is chosen where nothing was measured: by the cost model if the kernel states its cost."""
+    known = names(key, hardware, max_rows)
     if declared.choices and declared.cost:
         candidates = variants(declared, key, hardware, max_rows)
         if candidates:
-            return Chosen(cost_model.best(declared, names(key, hardware, max_rows), hardware, candidates), "cost model")
-    return Chosen(dict(declared.knobs), "declared")
+            return Chosen(cost_model.best(declared, known, hardware, candidates), "cost model")
+    return Chosen(declared.knobs(known), "declared")
 
 
 def _tuned(declared: Declaration, key: KernelKey, target: Target, max_rows: int) -> dict[str, int]:
@@ -124,8 +125,8 @@ def _tuned(declared: Declaration, key: KernelKey, target: Target, max_rows: int)
         values |= {knob: value for knob, value in table.items() if not isinstance(value, dict)}
         table = table.get(name, {})
     for knob, value in values.items():
-        if knob not in declared.knobs:
-            raise BuildError(where, f"[{declared.op}] sets {knob!r}", ", ".join(declared.knobs) or "no knob")
+        if knob not in declared.stated_knobs:
+            raise BuildError(where, f"[{declared.op}] sets {knob!r}", ", ".join(declared.stated_knobs) or "no knob")
         accepted = declared.choices.get(knob)
         if type(value) is not int or (accepted is not None and value not in accepted):
             text = ", ".join(map(str, accepted)) if accepted is not None else "an integer"

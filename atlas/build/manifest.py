@@ -31,6 +31,7 @@ class KernelVariant:
     grid: (dim index or -1, divisor, multiplier) per axis; block: threads; shared: dynamic bytes.
     cluster: blocks of a cluster, along x.  pdl: launched with programmatic dependent launch.
     cooperative: launched only if all blocks fit at once.
+    scratch: bytes of device memory of its own, its last argument; 0: none.
     registers, spills, stack, static_shared: as ptxas reports them.
     source: the file, relative to the kernel tree.  source_hash: of everything it was compiled from.
     ptx: index into Manifest.images of the same kernel as PTX, -1 where only the cubin is embedded.
@@ -49,6 +50,7 @@ class KernelVariant:
     cluster: int = 1
     pdl: bool = False
     cooperative: bool = False
+    scratch: int = 0
     registers: int = 0
     spills: int = 0
     stack: int = 0
@@ -167,6 +169,7 @@ _VARIANT = record(
         "cluster": integer(1, 16),
         "pdl": strict_json.boolean,
         "cooperative": strict_json.boolean,
+        "scratch": integer(0, 1 << 32),
         "registers": integer(0, 1024),
         "spills": _BYTES,
         "stack": _BYTES,

@@ -174,7 +174,7 @@ def prepare(
                     "op": key.op,
                     "dtypes": [list(pair) for pair in key.dtypes],
                     "constants": [list(pair) for pair in key.constants],
-                    "declared": dict(declared.knobs),
+                    "declared": declared.knobs(knobs.names(key, target.hardware, max_rows)),
                     "untuned_from": untuned.source,
                     "same_bits": declared.same_bits,
                     "variants": variants,
@@ -249,7 +249,7 @@ def apply(root: Path, result: dict[str, Any]) -> Path:
         declared = kernel_file.declaration(path)
         winner = case["winner"]
         reason: str | None = "other knobs than the kernel has"
-        if set(winner["knobs"]) == set(declared.knobs):
+        if set(winner["knobs"]) == set(declared.stated_knobs):
             reason = knobs.illegal(declared, key, target.hardware, winner["knobs"], max_rows)
         if reason:
             raise BuildError(f"result for {name}", f"{key.name()}: {reason}", fix="tune again")

@@ -1,4 +1,4 @@
-"""Memory plan: one arena, weights | state | step and delivery blocks | workspace.
+"""Memory plan: one arena, weights | state | step and delivery blocks | scratch of kernels | workspace.
 
 Workspace buffers share memory when their lifetimes over the launches of a step do not overlap.
 Every byte of the arena has an owner in `MemoryPlan.ledger()`.
@@ -10,6 +10,7 @@ import collections
 import dataclasses
 from collections.abc import Mapping
 
+from atlas.build.manifest import KernelEntry
 from atlas.runtime import step
 from atlas.runtime.program import Buffer, StepPrograms
 from atlas.targets import formats
@@ -52,11 +53,31 @@ def _align(value: int) -> int:
     return -(-value // ALIGNMENT) * ALIGNMENT
 
 
-def plan(programs: StepPrograms, limits: step.Limits, physical_sizes: Mapping[str, int]) -> MemoryPlan:
+SCRATCH = "scratch"
+
+
+def scratch_of(programs: StepPrograms, kernels: Mapping[str, KernelEntry]) -> dict[str, int]:
+    """Symbol -> bytes of scratch, of every kernel of the programs that has some."""
+    found = {}
+    for key in programs.closure():
+        entry = kernels.get(key.name())
+        for variant in entry.variants if entry else ():
+            if variant.scratch:
+                found[variant.symbol] = variant.scratch
+    return found
+
+
+def plan(
+    programs: StepPrograms,
+    limits: step.Limits,
+    physical_sizes: Mapping[str, int],
+    scratch: Mapping[str, int] | None = None,
+) -> MemoryPlan:
     """Plan the arena.
 
     Args:
         physical_sizes: bytes of buffers whose layout on the device is not row-major.
+        scratch: of kernels, by symbol (`scratch_of`); it must be zeroed at load.
     """
     symbols = limits.symbols()
 
@@ -88,6 +109,12 @@ def plan(programs: StepPrograms, limits: step.Limits, physical_sizes: Mapping[st
         offsets[f"step.{field}"] = begin + offset
     cursor = _align(begin + step_bytes)
     regions["step"] = (begin, cursor)
+
+    begin = cursor
+    for symbol, size in (scratch or {}).items():
+        offsets[f"{SCRATCH}.{symbol}"] = cursor
+        cursor = _align(cursor + size)
+    regions[SCRATCH] = (begin, cursor)
 
     begin = cursor
     placed, workspace_bytes = _place_workspace(programs, sizes)

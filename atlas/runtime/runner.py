@@ -190,7 +190,7 @@ class Runner:
         layouts = loader.buffer_layouts(programs, kernels)
         limits = _limits(config, options, _kv_block_bytes(programs, layouts), _kv_budget(choice, programs))
         sizes = {name: _nbytes(programs.buffers[name], layout, limits.symbols()) for name, layout in layouts.items()}
-        plan = memory_plan.plan(programs, limits, sizes)
+        plan = memory_plan.plan(programs, limits, sizes, memory_plan.scratch_of(programs, kernels))
         forward, sample = (
             BoundProgram(program, programs.buffers, plan, limits, kernels)
             for program in (programs.forward, programs.sample)
@@ -200,6 +200,9 @@ class Runner:
         except DeviceError as error:
             fix = "lower --max-context, --max-seqs or --kv-memory"
             raise DeviceError(error.where, error.found, error.accepted, fix) from None
+
+        begin, end = plan.regions[memory_plan.SCRATCH]
+        backend.fill(begin, 0, end - begin)
 
         stage("weights")
         loader.load(checkpoint, backend, forward, sources, layouts, weights_progress)

@@ -13,6 +13,7 @@ from atlas.errors import AtlasError, BuildError
 from atlas.models import family_of
 from atlas.models.fusion import record
 from atlas.runtime.program import KernelKey
+from atlas.targets.formats import ROLE_FORMATS, plain_format
 from atlas.targets.quant import recipe
 from atlas.targets.resolution import ANY_MODEL, MissingKernel, Target, facts, find
 from atlas.targets.shape import Shard
@@ -121,9 +122,25 @@ def _closure(config: str, quant: str, kind: str) -> tuple[Mapping[KernelKey, tup
     document = json.loads(config)
     family = family_of(document)
     try:
-        return record(family, family.configure(document, Shard()), recipe(quant, kind), kind).closure(), ""
+        configured, roles = family.configure(document, Shard()), recipe(quant, kind)
+        needed: dict[KernelKey, tuple[str, ...]] = {}
+        for formats in _choices(roles.projections, kind):
+            # A checkpoint may hold its weights in any of a role's formats, and what none holds is bf16.
+            def format_of(name: str, role: str, formats: Mapping[str, str] = formats) -> str:
+                return formats.get(role) or plain_format(role)
+
+            for key, phases in record(family, configured, roles, kind, format_of).closure().items():
+                needed[key] = tuple(sorted({*needed.get(key, ()), *phases}, reverse=True))
+        return needed, ""
     except AtlasError as error:
         return {}, f"recipe {quant} has no ops: {error.where}: {error.found}"
+
+
+def _choices(role: str, kind: str) -> list[dict[str, str]]:
+    """What a role's word may stand for, one format for all of its weights at a time; [{}]: only what it says."""
+    if kind != "cuda" or role not in ROLE_FORMATS:
+        return [{}]
+    return [{role: format} for format in (*ROLE_FORMATS[role], "bf16")]
 
 
 def models(root: Path) -> dict[str, dict[str, Any]]:

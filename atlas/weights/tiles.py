@@ -6,7 +6,8 @@ stands at c ^ (r % 8), which is the 128-byte swizzle of wgmma and lets ldmatrix 
 (PTX ISA, "Strides" and "Swizzling modes" of asynchronous warpgroup matrices). Format f8g128 has the 128 scales of a
 tile's rows behind its codes. `tiles_paired` is `tiles` of [gate; up] whose rows are rearranged as in `frag4_paired`
 (atlas/weights/fragments.py): block b has, for q = 0..7, gate rows 64 b + 8 q .. + 7 and then the up rows of the same
-numbers, so that one thread of wgmma has both factors of what it leaves. `kv_tiles` is the same for pages of a KV cache, 16 tokens high.
+numbers, so that one thread of wgmma has both factors of what it leaves. `kv_tiles` is the same for pages of a KV
+cache, 16 tokens high.
 
 kernels/h200/include/atlas/tiles.cuh and kv_tiles.cuh are the other side.
 """

@@ -57,10 +57,10 @@ def forget_toolchain() -> Iterator[None]:
 def compile_gated_activation(source: str | None = None, arch: str = "sm_90a") -> Compiled:
     path = KERNELS / "cuda" / "gated_activation.cu"
     declared = kernel_file.declaration(path)
-    launch = {"block": declared.geometry(dict(GATED_ACTIVATION.constants), declared.knobs).block}
+    launch = {"block": declared.geometry(dict(GATED_ACTIVATION.constants), declared.knobs({})).block}
     headers = {f"atlas/{file.name}": file.read_text() for file in (KERNELS / "cuda/include/atlas").glob("*.cuh")}
     headers[cuda.INSTANCE_HEADER] = instance_header(
-        GATED_ACTIVATION, "atlas_gated_activation", declared.knobs, launch, {}
+        GATED_ACTIVATION, "atlas_gated_activation", declared.knobs({}), launch, {}
     )
     return cuda.compile_kernel(path.name, source or path.read_text(), headers, arch)
 

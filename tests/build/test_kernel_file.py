@@ -24,10 +24,10 @@ def test_geometry_is_evaluated_with_constants_and_knobs(tmp_path: Path) -> None:
         '[knobs]\nTILE_M = 16\nTILE_N = 64\nWARPS = 4\n[layouts]\nweight = "panel16"\n',
     )
     declared = declaration(path)
-    found = declared.geometry({"n": 960, "k": 576}, dict(declared.knobs))
+    found = declared.geometry({"n": 960, "k": 576}, declared.knobs({}))
     assert found == Geometry((Axis(0, 16, 1), Axis(-1, 1, 30), Axis(0, 1, 3)), 128, 16 * 576 * 2, 1)
     assert (declared.spills, declared.layouts) == (8, {"weight": "panel16"})
-    assert declared.geometry({"n": 960, "k": 576}, {**declared.knobs, "TILE_M": 32}).grid[0] == Axis(0, 32, 1)
+    assert declared.geometry({"n": 960, "k": 576}, {**declared.knobs({}), "TILE_M": 32}).grid[0] == Axis(0, 32, 1)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_geometry_is_evaluated_with_constants_and_knobs(tmp_path: Path) -> None:
         ("[lunch]\n", r"unknown table \[lunch\]; accepted: launch"),
         ("[launch]\ngird = 1\n", r"unknown key 'gird' in \[launch\]; accepted: grid"),
         ("[launch]\ngrid = [1, 1]\n", "grid is .*three expressions"),
-        ("[knobs]\nTILE = 1.5\n", "knob TILE is 1.5; accepted: an integer"),
+        ("[knobs]\nTILE = 1.5\n", "knob TILE is 1.5; accepted: an integer or an expression"),
         ('[layouts]\nwieght = "x"\n', "names 'wieght'; accepted: x, weight, bias, out"),
         ("[launch\n", "not valid TOML"),
         ("[limits]\nspills = 1.5\n", r"\[limits\] spills is 1.5; accepted: bytes"),
@@ -70,7 +70,7 @@ def test_a_wrong_declaration_names_file_and_key(tmp_path: Path, body: str, messa
 def test_a_grid_that_divides_by_zero_is_refused(tmp_path: Path, grid: str) -> None:
     declared = declaration(write(tmp_path, f'[launch]\ngrid = ["{grid}", 1, 1]\n[knobs]\nTILE = 0\n'))
     with pytest.raises(BuildError, match="linear.cu: grid .* divides by "):
-        declared.geometry({"n": 1, "k": 1}, declared.knobs)
+        declared.geometry({"n": 1, "k": 1}, declared.knobs({}))
 
 
 def test_rules_of_legality_are_comparisons(tmp_path: Path) -> None:
@@ -95,11 +95,25 @@ def test_variants_phase_and_launch_attributes(tmp_path: Path) -> None:
     body += "[rows]\nup_to = [8, 16, 0]\n[knobs]\nCLUSTER = 4\n"
     declared = declaration(write(tmp_path, body, "linear.w4.decode.cu"))
     assert (declared.op, declared.phase, declared.bounds, declared.pdl) == ("linear", "decode", (8, 16, 0), True)
-    assert declared.geometry({"max_rows": 8}, declared.knobs) == Geometry(
+    assert declared.geometry({"max_rows": 8}, declared.knobs({})) == Geometry(
         (Axis(0, 1, 4), Axis(-1, 1, 1), Axis(-1, 1, 1)), 256, 0, 4
     )
     plain = declaration(write(tmp_path, "", "linear.cu"))
     assert (plain.phase, plain.bounds, plain.pdl, plain.cluster) == ("", (0,), False, 1)
+
+
+def test_knobs_and_scratch_may_be_expressions(tmp_path: Path) -> None:
+    """Of constants, the hardware, the variant's bound, and knobs above."""
+    body = '[launch]\ngrid = ["multiprocessors", 1, 1]\nblock = "WARPS * 32"\n'
+    body += '[scratch]\nbytes = "multiprocessors * TILE"\n'
+    body += '[knobs]\nTILE = "min(n, max_rows)"\nWARPS = "TILE // 8"\n'
+    declared = declaration(write(tmp_path, body))
+    names = {"n": 100, "max_rows": 64, "multiprocessors": 10}
+    assert declared.knobs(names) == {"TILE": 64, "WARPS": 8}
+    found = declared.geometry(names, declared.knobs(names))
+    assert (found.grid[0], found.block, found.scratch) == (Axis(-1, 1, 10), 256, 640)
+    with pytest.raises(BuildError, match="linear.cu: unknown name 'WARPS' in 'WARPS'"):
+        declaration(write(tmp_path, '[knobs]\nTILE = "WARPS"\nWARPS = 1\n')).knobs({})
 
 
 def test_layouts_by_dtype_and_by_role(tmp_path: Path) -> None:

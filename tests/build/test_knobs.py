@@ -66,7 +66,7 @@ def test_wrong_tuning_is_refused(tree: Path, target: Target, declared: Declarati
 def test_every_variant_is_legal_and_the_declared_one_is_among_them(target: Target, declared: Declaration) -> None:
     for dtype in ("bf16", "f32"):
         values = knobs.variants(declared, linear(960, 576, dtype), target.hardware)
-        assert dict(declared.knobs) in values
+        assert declared.knobs({}) in values
         assert len(values) > 30
         assert len({tuple(v.items()) for v in values}) == len(values)
         for v in values:
@@ -118,8 +118,8 @@ def test_the_cost_model_is_deterministic_and_prefers_the_declared_among_equals(
 
 def test_estimates_are_relative_to_the_declared_knobs(target: Target, declared: Declaration) -> None:
     names = knobs.names(linear(960, 576), target.hardware)
-    (one,) = cost_model.relative(declared, names, target.hardware, [declared.knobs])
+    (one,) = cost_model.relative(declared, names, target.hardware, [declared.knobs({})])
     assert one == pytest.approx(1.0)
     assert sum(cost_model.ROWS.values()) == pytest.approx(1.0)
-    times = cost_model.microseconds(declared, names, target.hardware, declared.knobs, (1, 32, 512, 4096))
+    times = cost_model.microseconds(declared, names, target.hardware, declared.knobs({}), (1, 32, 512, 4096))
     assert times == sorted(times) and times[0] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atlas.build.manifest import KernelEntry
+from atlas.build.manifest import KernelEntry, KernelVariant
 from atlas.errors import BuildError
 from atlas.models import family_of
 from atlas.runtime import loader, memory_plan, step
@@ -164,6 +165,23 @@ def test_field_dtypes_are_what_kernels_read() -> None:
     assert all(block.fields[field.name].dtype == expected[field.dtype] for field in FIELDS)
 
 
+def test_scratch_has_a_place_of_its_own() -> None:
+    """One for all launches of a kernel, beside everything else."""
+    programs = smollm2()
+    kernels = declared(programs)
+    for size, (name, entry) in zip((1000, 5000), list(kernels.items())[:2], strict=True):
+        variants = tuple(KernelVariant(symbol=f"{name}_{v}", scratch=size + v) for v in range(2))
+        kernels[name] = dataclasses.replace(entry, variants=variants)
+    scratch = memory_plan.scratch_of(programs, kernels)
+    assert sorted(scratch.values()) == [1000, 1001, 5000, 5001]
+    plan = memory_plan.plan(programs, LIMITS, {}, scratch)
+    begin, end = plan.regions["scratch"]
+    taken = sorted((plan.offsets[f"scratch.{symbol}"], size) for symbol, size in scratch.items())
+    for (offset, size), (after, _) in itertools.pairwise([*taken, (end, 0)]):
+        assert begin <= offset and offset % 256 == 0 and offset + size <= after
+    assert sum(size for _, size in plan.ledger()) == plan.total
+
+
 def declared(programs: StepPrograms, **layouts: str) -> dict[str, KernelEntry]:
     """Entries of all kernels of a program; `linear_weight="tiles"` for operand weight of op linear."""
     return {
@@ -179,12 +197,8 @@ def declared(programs: StepPrograms, **layouts: str) -> dict[str, KernelEntry]:
 
 def test_a_buffer_has_the_layout_that_its_kernels_declare() -> None:
     programs = smollm2()
-    layouts = loader.buffer_layouts(
-        programs,
-        declared(
-            programs, rms_norm_out="tiles", linear_x="tiles", gated_activation_out="tiles", paged_attention_out="tiles"
-        ),
-    )
+    operands = ("rms_norm_out", "linear_x", "gated_activation_out", "paged_attention_out")
+    layouts = loader.buffer_layouts(programs, declared(programs, **dict.fromkeys(operands, "tiles")))
     assert {name for name, layout in layouts.items() if layout == "tiles"} == {
         "normed",
         "gated",
@@ -203,7 +217,7 @@ def test_a_buffer_has_the_layout_that_its_kernels_declare() -> None:
         ),
         (
             {"rope_kv_append_k_cache": "kv_tiles"},
-            r"state layers.0.k_cache: kernel rope_kv_append.* has layout kv_tiles, kernel paged_attention.* has row_major",
+            "state layers.0.k_cache: kernel rope.* has layout kv_tiles, kernel paged_attention.* has row_major",
         ),
         ({"gather_rows_index": "tiles"}, r"step step.logit_row: the host has layout row_major, kernel gather_rows"),
     ],
