@@ -49,8 +49,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_dtype: str | None = None
     threads: int | None = None
     max_context: int | None = None
-    max_seqs: int = 32
-    max_rows: int = 512
+    max_seqs: int | None = None
+    max_rows: int | None = None
     kv_memory_bytes: int | None = None
     kernel_packs: tuple[str, ...] = ()
 
@@ -98,8 +98,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Annotated[int, Meta(ge=2)] | None,
         Meta(description="longest prompt plus answer in tokens; unset: the model's, limited by KV memory"),
     ] = None
-    max_seqs: Annotated[int, Meta(ge=1, le=4096, description="sequences that run at once")] = 32
-    max_rows: Annotated[int, Meta(ge=1, le=65536, description="tokens computed in one step")] = 512
+    max_seqs: Annotated[
+        Annotated[int, Meta(ge=1, le=4096)] | None,
+        Meta(description="sequences that run at once; unset: 32, on a GPU 256"),
+    ] = None
+    max_rows: Annotated[
+        Annotated[int, Meta(ge=1, le=65536)] | None,
+        Meta(description="tokens computed in one step; unset: 512, on a GPU 8192"),
+    ] = None
     kv_memory: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="memory of the KV cache, e.g. 2GiB; unset: automatic"),
@@ -170,7 +176,7 @@ def offline_config(model: str | Path, options: Mapping[str, Any], *, strict: boo
             value = (value,)
         if name == "kernel_pack" and isinstance(value, list | tuple):
             value = tuple(str(path) if isinstance(path, Path) else path for path in value)
-        if value is not None or name not in ("backend", "max_seqs", "max_rows", "kernel_pack", "offline"):
+        if value is not None or name not in ("backend", "kernel_pack", "offline"):
             values[name] = value if value is None else _convert(name, name, value, strict=strict)
     return ServeConfig(model=_convert("model", "model", str(model), strict=True), **values)
 

@@ -77,7 +77,7 @@ class LLM:
             self._ends = self._tokenizer.eos_token_ids if self._tokenizer else configured
             defaults = SamplingDefaults.of_model(checkpoint.generation_config)
             limits = dataclasses.replace(
-                RunnerOptions.of(config.engine(path)), max_logits=max(config.max_seqs, _LOGIT_ROWS)
+                RunnerOptions.of(config.engine(path)), max_logits=max(config.max_seqs or 0, _LOGIT_ROWS)
             )
             runner = Runner.load(checkpoint, limits, weights_progress=WeightsBar())
         self._template: ChatTemplate | None = None

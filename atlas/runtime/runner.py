@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,14 @@ from atlas.build.manifest import KernelEntry
 from atlas.config import EngineConfig
 from atlas.errors import AtlasError, ConfigError, DeviceError
 from atlas.models import ModelConfig, family_of, fusion
-from atlas.runtime import core, host, kernel_set, kernel_sources, loader, memory_plan, weight_formats
+from atlas.runtime import core, host, kernel_set, kernel_sources, loader, memory_plan, variants, weight_formats
 from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.flight import LOGPROBS, TOKENS, InFlight, Slot
 from atlas.runtime.kernel_set import Choice
-from atlas.runtime.program import Buffer, StepPrograms
+from atlas.runtime.program import Buffer, Program, StepPrograms
 from atlas.runtime.reference import ReferenceBackend
-from atlas.runtime.step import Limits, StepBlock
+from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL, Limits, StepBlock
 from atlas.targets.quant import Recipe, recipe
 from atlas.targets.shape import KV_BLOCK_SIZE, Shape, Shard
 from atlas.weights import Checkpoint
@@ -35,8 +35,9 @@ _log = logging.getLogger(__name__)
 _KV_SHARE_OF_HOST = 0.25
 """Of the host memory available at load, what the KV cache may take when nothing is said: the machine has other work."""
 
-MOST_DECODE_ROWS = 256
-"""Rows of one step that the kernels for generated tokens are made for."""
+_DEFAULT_SIZES = {False: (32, 512), True: (256, 8192)}
+"""Sequences and rows of a step when nothing is said, by whether a GPU runs it. 8,192 rows of a prompt keep its matrix
+units busy for some milliseconds; one more step then costs little."""
 
 _SHARE_OF_DEVICE = 0.8
 """Of a GPU's memory, what weights and KV cache may take together when nothing is said."""
@@ -46,7 +47,9 @@ _SHARE_OF_DEVICE = 0.8
 class RunnerOptions:
     """How to run a model; None lets the runner decide.
 
-    max_context: tokens of one sequence.  max_seqs: sequences in one step.  max_rows: rows in one step.
+    max_context: tokens of one sequence.
+    max_seqs: sequences in one step (default 32, on a GPU 256).
+    max_rows: rows in one step (default 512, on a GPU 8192).
     max_logits: rows of one step whose logits are computed (default max_seqs).
     kv_dtype: format of the KV cache (default the quant recipe's).
     kv_memory_bytes: size of the KV cache.  level: CPU instruction-set level.
@@ -60,8 +63,8 @@ class RunnerOptions:
     threads: int | None = None
     level: str = ""
     max_context: int | None = None
-    max_seqs: int = 32
-    max_rows: int = 512
+    max_seqs: int | None = None
+    max_rows: int | None = None
     max_logits: int | None = None
     kv_memory_bytes: int | None = None
     kernel_packs: tuple[str, ...] = ()
@@ -123,8 +126,14 @@ class Runner:
         self.plan, self.buffers, self.layouts, self.ledger = forward.plan, forward.buffers, layouts, ledger
         self.forward_program, self.sample_program = forward.program, sample.program
         self._forward, self._sample = backend.load(forward), backend.load(sample)
+        self._launches = forward.program.launches + sample.program.launches
+        self._step: int | None = None
+        self.decode_rows = 0
+        if choice.backend == "cuda":
+            # As one program, which graphs are made of.
+            self._step = backend.load(dataclasses.replace(forward, program=Program("step", self._launches)))
+            self.decode_rows = min(limits.n_rows, variants.most_rows(self._launches, forward.kernels, "n_rows"))
         self.work_ahead(int(choice.backend == "cuda"))
-        self.decode_rows = min(limits.n_rows, MOST_DECODE_ROWS) if choice.backend == "cuda" else 0
         self._tokens = np.zeros(limits.n_logits, np.int32)
 
     @property
@@ -188,7 +197,14 @@ class Runner:
 
         stage("memory")
         layouts = loader.buffer_layouts(programs, kernels)
-        limits = _limits(config, options, _kv_block_bytes(programs, layouts), _kv_budget(choice, programs))
+        limits = _limits(
+            config,
+            options,
+            _kv_block_bytes(programs, layouts),
+            _kv_budget(choice, programs),
+            choice.backend == "cuda",
+            variants.most_rows(programs.launches(), kernels, "n_logits"),
+        )
         sizes = {name: _nbytes(programs.buffers[name], layout, limits.symbols()) for name, layout in layouts.items()}
         plan = memory_plan.plan(programs, limits, sizes, memory_plan.scratch_of(programs, kernels))
         forward, sample = (
@@ -202,7 +218,8 @@ class Runner:
             raise DeviceError(error.where, error.found, error.accepted, fix) from None
 
         begin, end = plan.regions[memory_plan.SCRATCH]
-        backend.fill(begin, 0, end - begin)
+        if end > begin:
+            backend.fill(begin, 0, end - begin)
 
         stage("weights")
         loader.load(checkpoint, backend, forward, sources, layouts, weights_progress)
@@ -211,25 +228,42 @@ class Runner:
         # What was asked for, and not what its last block would hold besides.
         max_context = min(limits.max_blocks * KV_BLOCK_SIZE, options.max_context or config.max_context)
         runner = Runner(config, choice, backend, limits, max_context, forward, sample, layouts, ledger)
+        buckets = variants.buckets(runner.decode_rows)
+        if buckets:
+            stage("graphs")
+            runner.capture(buckets)
 
         stage("warm up")
         runner.warm_up()
+        for rows in buckets:
+            runner.warm_up(PHASE_DECODE, rows)
         ledger[-1] = (ledger[-1][0], time.perf_counter() - started)
         return runner
 
-    def warm_up(self) -> None:
-        """Run one step, so that nothing is loaded or touched first by a request. Leaves no trace:
-        the only row writes KV block 0, which no sequence owns yet."""
-        block = self.block
-        block.set_symbols({"n_rows": 1, "n_seqs": 1, "n_logits": 1})
-        for name, value in (("row_token", 0), ("row_seq", 0), ("row_position", 0), ("row_kind", 0), ("logit_row", 0)):
-            getattr(block, name)[0] = value
-        block.seq_slot[0] = block.seq_rope[0] = block.block_table[0, 0] = block.logit_position[0] = 0
-        block.logit_slot[0] = block.logit_mask[0] = block.logit_n_top[0] = block.logit_target[0] = -1
-        block.logit_adjust[0] = 0
-        block.logit_temperature[0] = 0.0
-        self.forward()
-        self.sample()
+    def capture(self, buckets: Iterable[int]) -> None:
+        """Record the graphs that decode steps of up to so many rows are replayed from."""
+        assert self._step is not None
+        for rows in buckets:
+            self.backend.capture(self._step, PHASE_DECODE, rows)
+
+    def warm_up(self, phase: int = PHASE_PREFILL, rows: int = 1) -> None:
+        """Run one step of `rows` sequences of one row, so that nothing is loaded or touched first by a request. Leaves
+        no trace: every row writes the first token of KV block 0, which no sequence owns yet."""
+        block, seqs = self.block, min(rows, self.limits.n_seqs)
+        logits = min(rows, self.limits.n_logits)
+        block.set_symbols({"n_rows": rows, "n_seqs": seqs, "n_logits": logits})
+        block.set_phase(phase)
+        for name in ("row_token", "row_position", "row_kind"):
+            getattr(block, name)[:rows] = 0
+        block.row_seq[:rows] = np.minimum(np.arange(rows), seqs - 1)
+        block.logit_row[:logits] = np.arange(logits)
+        block.seq_slot[:seqs] = block.seq_rope[:seqs] = block.block_table[:seqs, 0] = 0
+        for name in ("logit_slot", "logit_mask", "logit_n_top", "logit_target"):
+            getattr(block, name)[:logits] = -1
+        for name in ("logit_position", "logit_adjust", "logit_temperature"):
+            getattr(block, name)[:logits] = 0
+        self.collect(self.submit())
+        block.set_phase(PHASE_PREFILL)
 
     def submit(self, masks: Array | None = None, logprobs: bool = False) -> InFlight:
         """Start the step that `block` describes; `block` is then the next one's. At most `ahead` + 1 may be in flight.
@@ -239,11 +273,15 @@ class Runner:
         slot, rows = self._slots[self._next], self.block.symbols()["n_logits"]
         self._next = (self._next + 1) % len(self._slots)
         self.backend.begin_step(self.plan.offsets["step.header"], slot.memory, slot.block.used_bytes())
-        self.backend.run(self._forward, 0, len(self.forward_program.launches))
-        if rows:
+        if rows and masks is None and self._step is not None:
+            self.backend.run(self._step, 0, len(self._launches))
+        else:
+            self.backend.run(self._forward, 0, len(self.forward_program.launches))
             if masks is not None:
                 self.deliver_mask(masks)
-            self.backend.run(self._sample, 0, len(self.sample_program.launches))
+            if rows:
+                self.backend.run(self._sample, 0, len(self.sample_program.launches))
+        if rows:
             for name in (*TOKENS, *(LOGPROBS if logprobs else ())):
                 slot.read_later(name, rows)
         return InFlight(slot, self.backend.fence(), rows, logprobs)
@@ -399,21 +437,32 @@ def _kv_budget(choice: Choice, programs: StepPrograms) -> int:
     return int(device["total_memory"] * _SHARE_OF_DEVICE) - programs.weight_bytes()
 
 
-def _limits(config: ModelConfig, options: RunnerOptions, block_bytes: int, default_budget: int) -> Limits:
-    """Sizes of everything that grows with the load, within the KV memory."""
-    for name in ("max_seqs", "max_rows"):
-        if getattr(options, name) < 1:
-            raise ConfigError(name, f"{getattr(options, name)}", "an integer of at least 1")
-    if options.max_rows < options.max_seqs:
-        raise ConfigError(
-            "max_rows", f"{options.max_rows} is below max_seqs {options.max_seqs}", "max_rows >= max_seqs"
-        )
+def _limits(
+    config: ModelConfig,
+    options: RunnerOptions,
+    block_bytes: int,
+    default_budget: int,
+    on_gpu: bool,
+    most_logits: int,
+) -> Limits:
+    """Sizes of everything that grows with the load, within the KV memory. most_logits: that kernels are made for."""
+    default = _DEFAULT_SIZES[on_gpu]
+    max_rows = default[1] if options.max_rows is None else options.max_rows
+    max_seqs = min(default[0], max_rows) if options.max_seqs is None else options.max_seqs
+    for name, value in (("max_seqs", max_seqs), ("max_rows", max_rows)):
+        if value < 1:
+            raise ConfigError(name, f"{value}", "an integer of at least 1")
+    if max_rows < max_seqs:
+        raise ConfigError("max_rows", f"{max_rows} is below max_seqs {max_seqs}", "max_rows >= max_seqs")
+    max_logits = options.max_logits or max_seqs
+    if options.max_seqs is None:
+        max_logits = max(max_logits, max_seqs)
     wanted = options.max_context or config.max_context
     if not 1 <= wanted <= config.max_context:
         raise ConfigError("max_context", f"{wanted}", f"1..{config.max_context}, the model's own limit")
     max_blocks = math.ceil(wanted / KV_BLOCK_SIZE)
     budget = options.kv_memory_bytes or default_budget
-    n_blocks = min(budget // block_bytes, options.max_seqs * max_blocks)
+    n_blocks = min(budget // block_bytes, max_seqs * max_blocks)
     if n_blocks < 1:
         raise ConfigError("kv_memory", f"{budget} bytes hold no KV block", f"at least {block_bytes} bytes")
     if n_blocks < max_blocks:
@@ -432,10 +481,10 @@ def _limits(config: ModelConfig, options: RunnerOptions, block_bytes: int, defau
         )
         max_blocks = n_blocks
     return Limits(
-        n_rows=options.max_rows,
-        n_seqs=options.max_seqs,
-        n_logits=options.max_logits or options.max_seqs,
+        n_rows=max_rows,
+        n_seqs=max_seqs,
+        n_logits=min(max_logits, most_logits),
         max_blocks=max_blocks,
         n_blocks=n_blocks,
-        n_slots=options.max_seqs,
+        n_slots=max_seqs,
     )
