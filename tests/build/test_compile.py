@@ -70,10 +70,10 @@ class TestWhatIsCompiled:
     ) -> None:
         built(tree, gpu_targets(tree))
         counting.calls.clear()
-        with (tree / "cuda/gated_activation.cu").open("a") as file:
+        with (tree / "cuda/residual_rms_norm.cu").open("a") as file:
             file.write("// touched\n")
         built(tree, gpu_targets(tree))
-        assert counting.calls == ["gated_activation.cu"]
+        assert counting.calls == ["residual_rms_norm.cu"]
 
     def test_a_touched_header_rebuilds_what_includes_it(
         self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
@@ -93,14 +93,14 @@ class TestWhatIsCompiled:
         built(tree, both)
         counting.calls.clear()
         (tree / "h200/llama-3.2-1b").mkdir(parents=True)
-        shutil.copy(tree / "cuda/gated_activation.cu", tree / "h200/llama-3.2-1b/gated_activation.cu")
-        edit(tree / "h200/llama-3.2-1b/gated_activation.cu", "// gated_activation", "// mine: gated_activation")
+        shutil.copy(tree / "cuda/residual_rms_norm.cu", tree / "h200/llama-3.2-1b/residual_rms_norm.cu")
+        edit(tree / "h200/llama-3.2-1b/residual_rms_norm.cu", "// residual_rms_norm", "// mine: residual_rms_norm")
         manifest, _ = built(tree, gpu_targets(tree, model="smollm2-135m,llama-3.2-1b"))
-        assert counting.calls == ["gated_activation.cu"]
-        sources = {(s.model, *k.sources()) for s in manifest.sets for k in s.kernels if k.op == "gated_activation"}
+        assert counting.calls == ["residual_rms_norm.cu"]
+        sources = {(s.model, *k.sources()) for s in manifest.sets for k in s.kernels if k.op == "residual_rms_norm"}
         assert sources == {
-            ("smollm2-135m", "cuda/gated_activation.cu"),
-            ("llama-3.2-1b", "h200/llama-3.2-1b/gated_activation.cu"),
+            ("smollm2-135m", "cuda/residual_rms_norm.cu"),
+            ("llama-3.2-1b", "h200/llama-3.2-1b/residual_rms_norm.cu"),
         }
 
     def test_compiler_and_options_are_part_of_the_key(
@@ -122,27 +122,27 @@ class TestVariants:
 
     @staticmethod
     def split(tree: Path, rows: str = "[8, 32]") -> None:
-        """gated_activation for h200 in two files: decode with variants, prefill without."""
-        source = (tree / "cuda/gated_activation.cu").read_text()
-        (tree / "h200/gated_activation.prefill.cu").write_text(source)
+        """residual_rms_norm for h200 in two files: decode with variants, prefill without."""
+        source = (tree / "cuda/residual_rms_norm.cu").read_text()
+        (tree / "h200/residual_rms_norm.prefill.cu").write_text(source)
         decode = source.replace("[knobs]\n", f"[rows]\nup_to = {rows}\n[knobs]\n", 1)
-        (tree / "h200/gated_activation.decode.cu").write_text(decode)
+        (tree / "h200/residual_rms_norm.decode.cu").write_text(decode)
 
     def test_each_is_compiled_and_described(self, tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
         self.split(tree)
-        edit(tree / "h200/gated_activation.decode.cu", "TILE = 256", 'TILE = 256\nlegal = ["max_rows <= 32"]')
+        edit(tree / "h200/residual_rms_norm.decode.cu", "THREADS = 512", 'THREADS = 512\nlegal = ["max_rows <= 32"]')
         manifest, _ = built(tree, gpu_targets(tree))
-        (entry,) = (kernel for kernel in manifest.sets[0].kernels if kernel.op == "gated_activation")
+        (entry,) = (kernel for kernel in manifest.sets[0].kernels if kernel.op == "residual_rms_norm")
         assert [(v.phase, v.max_rows) for v in entry.variants] == [(1, 0), (2, 8), (2, 32)]
         assert [Path(v.source).name for v in entry.variants] == [
-            "gated_activation.prefill.cu",
-            *["gated_activation.decode.cu"] * 2,
+            "residual_rms_norm.prefill.cu",
+            *["residual_rms_norm.decode.cu"] * 2,
         ]
         assert [v.symbol.rpartition("__")[2] for v in entry.variants] == ["prefill", "decode_8", "decode_32"]
         assert len({v.image for v in entry.variants}) == 3
-        assert sorted(name for name in counting.calls if name.startswith("gated")) == [
-            *["gated_activation.decode.cu"] * 2,
-            "gated_activation.prefill.cu",
+        assert sorted(name for name in counting.calls if name.startswith("residual_rms")) == [
+            *["residual_rms_norm.decode.cu"] * 2,
+            "residual_rms_norm.prefill.cu",
         ]
         counting.calls.clear()
         built(tree, gpu_targets(tree))
@@ -158,9 +158,10 @@ class TestVariants:
 
     def test_a_phase_without_a_file(self, tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
         (target,) = gpu_targets(tree)
-        shutil.move(tree / "cuda/gated_activation.cu", tree / "cuda/gated_activation.decode.cu")
+        shutil.move(tree / "cuda/residual_rms_norm.cu", tree / "cuda/residual_rms_norm.decode.cu")
         with pytest.raises(
-            BuildError, match="no kernel for the prefill phase of gate_up f32 out bf16 for target h200/"
+            BuildError,
+            match="no kernel for the prefill phase of x f32 residual f32 weight f32 out bf16 for target h200/",
         ):
             built(tree, [target])
 
@@ -168,7 +169,7 @@ class TestVariants:
         self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
     ) -> None:
         self.split(tree)
-        edit(tree / "h200/gated_activation.decode.cu", 'other = "operand"', 'other = "row_major"')
+        edit(tree / "h200/residual_rms_norm.decode.cu", 'other = "operand"', 'other = "row_major"')
         message = "operand out is tiles in .*prefill.cu and row_major in .*decode.cu; accepted: one layout"
         with pytest.raises(BuildError, match=message):
             built(tree, gpu_targets(tree))
@@ -177,14 +178,14 @@ class TestVariants:
         self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
     ) -> None:
         self.split(tree)
-        (name,) = (k.name() for k in build.closure(gpu_targets(tree)[0]) if k.op == "gated_activation")
+        (name,) = (k.name() for k in build.closure(gpu_targets(tree)[0]) if k.op == "residual_rms_norm")
         folder = tree / "h200/smollm2-135m/bf16"
         folder.mkdir(parents=True, exist_ok=True)
-        text = f"[gated_activation]\nTILE = 512\n[gated_activation.{name}.decode_8]\nTILE = 64\n"
+        text = f"[residual_rms_norm]\nTHREADS = 1024\n[residual_rms_norm.{name}.decode_8]\nTHREADS = 128\n"
         (folder / "tuning.toml").write_text(text)
         manifest, _ = built(tree, gpu_targets(tree))
-        (entry,) = (kernel for kernel in manifest.sets[0].kernels if kernel.op == "gated_activation")
-        assert [v.knobs["TILE"] for v in entry.variants] == [512, 64, 512]
+        (entry,) = (kernel for kernel in manifest.sets[0].kernels if kernel.op == "residual_rms_norm")
+        assert [v.knobs["THREADS"] for v in entry.variants] == [1024, 128, 1024]
 
     @pytest.mark.parametrize(
         ("cluster", "message"),
@@ -237,15 +238,15 @@ class TestManifest:
     ) -> None:
         folder = tree / "h200/smollm2-135m/bf16"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "tuning.toml").write_text("[gated_activation]\nTILE = 128\n")
+        (folder / "tuning.toml").write_text("[residual_rms_norm]\nTHREADS = 128\n")
         manifest, _ = built(tree, gpu_targets(tree))
         by_op = {kernel.op: kernel.variants[0] for kernel in manifest.sets[0].kernels}
-        assert (by_op["gated_activation"].knobs, by_op["gated_activation"].knobs_from) == ({"TILE": 128}, "tuned")
-        assert by_op["gated_activation"].block == 128
+        assert (by_op["residual_rms_norm"].knobs, by_op["residual_rms_norm"].knobs_from) == ({"THREADS": 128}, "tuned")
+        assert by_op["residual_rms_norm"].block == 128
         assert by_op["linear"].knobs_from == "cost model"
         assert set(by_op["linear"].knobs) == {"TILE_M", "TILE_N", "WARPS", "STAGES"}
         assert by_op["residual_add"].knobs_from == "declared"
-        assert by_op["gated_activation"].seconds == 0.1 and "seconds" not in manifest.to_json()
+        assert by_op["residual_rms_norm"].seconds == 0.1 and "seconds" not in manifest.to_json()
 
     @pytest.mark.parametrize("embed", ["cubin", "ptx", "both"])
     def test_it_says_what_is_embedded(
@@ -309,10 +310,10 @@ class TestChecks:
 
     def test_an_op_without_a_kernel(self, tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
         (target,) = gpu_targets(tree)
-        (tree / "cuda/gated_activation.cu").unlink()
+        (tree / "cuda/residual_rms_norm.cu").unlink()
         with pytest.raises(
             BuildError,
-            match="op gated_activation: no kernel for target h200/smollm2-135m/bf16; accepted: gated_activation.cu in ",
+            match="op residual_rms_norm: no kernel for target h200/smollm2-135m/bf16; accepted: residual_rms_norm.cu in ",
         ):
             built(tree, [target])
 

@@ -63,7 +63,7 @@ def test_the_plan_names_file_and_level_of_every_kernel(tree: Path) -> None:
     assert card["arch"] == "sm_90a" and card["shape"] == "7d05c8c52ef9f3fd" and len(card["kernels"]) == 15
     served = {(k["op"], k["file"], k["why"]) for k in card["kernels"]}
     assert ("linear", "card/small/linear.cu", "this model") in served
-    assert ("gated_activation", "base/gated_activation.cu", "inherited from base") in served
+    assert ("gated_linear", "base/gated_linear.cu", "inherited from base") in served
     cpu = plans["cpu/*/bf16"]
     assert cpu["shape"] == "*" and {k["file"] for k in cpu["kernels"]} >= {"cpu/linear.cpp", "cpu/sample.cpp"}
     assert "  linear.x_bf16.weight_bf16.out_f32" in listing.plan_text(plans.values())

@@ -112,16 +112,16 @@ def test_patterns_skip_what_has_no_kernels_and_say_so(tree: Path) -> None:
 def test_a_model_whose_op_has_no_kernel_is_skipped_but_a_tree_without_one_fails(tree: Path) -> None:
     """An op that one model alone needs is "not yet"; an op without which nothing runs is a broken tree."""
     (tree / "card" / "small").mkdir()
-    (tree / "base" / "gated_activation.cu").rename(tree / "card" / "small" / "gated_activation.cu")
+    (tree / "base" / "gated_linear.cu").rename(tree / "card" / "small" / "gated_linear.cu")
     selection = select(tree, {"ATLAS_TARGET_HW": "card"})
     assert [t.name for t in selection.targets] == [*CPU, "card/small/bf16"]
-    assert "card has no kernel for op gated_activation" in selection.notes[0]
+    assert "card has no kernel for op gated_linear" in selection.notes[0]
     message = refusal(tree, hw="card", model="large", quant="bf16")
-    absent = "card/large/bf16 has no kernels yet: card has no kernel for op gated_activation"
-    assert f"{absent}, sought as gated_activation.cu in" in message
-    (tree / "card" / "small" / "gated_activation.cu").unlink()
+    absent = "card/large/bf16 has no kernels yet: card has no kernel for op gated_linear"
+    assert f"{absent}, sought as gated_linear.cu in" in message
+    (tree / "card" / "small" / "gated_linear.cu").unlink()
     message = refusal(tree, hw="card", quant="b*")
-    assert message.startswith("op gated_activation: no kernel for target card/") and str(tree / "base") in message
+    assert message.startswith("op gated_linear: no kernel for target card/") and str(tree / "base") in message
 
 
 def test_the_status_of_every_target_is_derived(tree: Path) -> None:
