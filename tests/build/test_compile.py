@@ -313,7 +313,7 @@ class TestChecks:
         (tree / "cuda/residual_rms_norm.cu").unlink()
         with pytest.raises(
             BuildError,
-            match="op residual_rms_norm: no kernel for target h200/smollm2-135m/bf16; accepted: residual_rms_norm.cu in ",
+            match="op residual_rms_norm: no kernel for target h200.*; accepted: residual_rms_norm.cu in ",
         ):
             built(tree, [target])
 
