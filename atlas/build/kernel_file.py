@@ -45,6 +45,7 @@ and a file's two phases, must agree in their layouts; a phase's variants also in
 | launch | cluster | blocks of a cluster, along x; 1 if absent |
 | launch | pdl | true: it may start before its predecessor has ended (kernels/cuda/include/atlas/pdl.cuh) |
 | launch | cooperative | true: all blocks must be resident together |
+| launch | resident | blocks of a multiprocessor for which a thread's registers must suffice; 1 if absent |
 | rows | up_to | most rows of each variant, ascending; a last 0 stands for any number |
 | serves | OPERAND | element types and formats of it that this file is for; all if absent |
 | scratch | bytes | device memory of the kernel's own, zero at load, its last argument; none if absent |
@@ -81,7 +82,7 @@ _DECLARATION = re.compile(r"/\* atlas\n(.*?)\*/", re.DOTALL)
 _CPU_KERNEL = re.compile(r"^ATLAS_CPU_KERNEL\(\s*\"([\w.]+)\"", re.MULTILINE)
 COSTS = ("bytes", "flops", "trips", "steps", "memory")
 _TABLES: dict[str, tuple[str, ...] | None] = {
-    "launch": ("grid", "block", "shared", "cluster", "pdl", "cooperative"),
+    "launch": ("grid", "block", "shared", "cluster", "pdl", "cooperative", "resident"),
     "rows": ("up_to",),
     "serves": None,
     "scratch": ("bytes",),
@@ -159,6 +160,7 @@ class Declaration:
     pdl: bool = False
     cooperative: bool = False
     scratch: str | int = 0
+    resident: int = 1
 
     def knobs(self, names: Mapping[str, int]) -> dict[str, int]:
         """The declared value of each knob, for these constants and hardware facts."""
@@ -270,6 +272,9 @@ def declaration(path: Path) -> Declaration:
     for key in ("pdl", "cooperative"):
         if not isinstance(launch.get(key, False), bool):
             raise BuildError(where, f"[launch] {key} is {launch[key]!r}", "true or false")
+    resident = launch.get("resident", 1)
+    if type(resident) is not int or resident < 1:
+        raise BuildError(where, f"[launch] resident is {resident!r}", "a number of blocks, 1 or more")
     up_to = document.get("rows", {}).get("up_to", [])
     # The last may be 0, any number, which no bound exceeds.
     ascending = isinstance(up_to, list) and all(type(bound) is int and bound >= 0 for bound in up_to)
@@ -300,6 +305,7 @@ def declaration(path: Path) -> Declaration:
         launch.get("pdl", False),
         launch.get("cooperative", False),
         document.get("scratch", {}).get("bytes", 0),
+        resident,
     )
 
 

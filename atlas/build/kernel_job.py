@@ -114,6 +114,7 @@ def plan_variant(
         "max_rows": max_rows,
         "cluster": geometry.cluster,
         "phase": kernel_file.phase_number(declared.phase),
+        "resident": declared.resident,
     }
     headers[cuda.INSTANCE_HEADER] = cuda.instance_header(key, job.symbol, chosen.values, launch, layouts)
     digest = _digest(arch, cuda.compiler_version(), *cuda.OPTIONS, path.name, source, *sorted(headers.items()))
