@@ -126,13 +126,14 @@ class Axis:
 @dataclasses.dataclass(frozen=True)
 class Geometry:
     """How one specialisation is launched: grid axes, threads per block, dynamic shared memory, blocks of a cluster,
-    and bytes of scratch."""
+    bytes of scratch, and blocks of a multiprocessor for which registers must suffice."""
 
     grid: tuple[Axis, ...]
     block: int
     shared: int
     cluster: int
     scratch: int = 0
+    resident: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +161,7 @@ class Declaration:
     pdl: bool = False
     cooperative: bool = False
     scratch: str | int = 0
-    resident: int = 1
+    resident: str | int = 1
 
     def knobs(self, names: Mapping[str, int]) -> dict[str, int]:
         """The declared value of each knob, for these constants and hardware facts."""
@@ -218,7 +219,7 @@ class Declaration:
             axes = tuple(_axis(text, dims, names, where) for text in self.grid)
         except ZeroDivisionError:
             raise BuildError(where, f"grid {list(self.grid)} divides by zero with {dict(knobs)}") from None
-        rest = (self.block, self.shared, self.cluster, self.scratch)
+        rest = (self.block, self.shared, self.cluster, self.scratch, self.resident)
         return Geometry(axes, *(evaluate(expression, names, where) for expression in rest))
 
 
@@ -272,9 +273,6 @@ def declaration(path: Path) -> Declaration:
     for key in ("pdl", "cooperative"):
         if not isinstance(launch.get(key, False), bool):
             raise BuildError(where, f"[launch] {key} is {launch[key]!r}", "true or false")
-    resident = launch.get("resident", 1)
-    if type(resident) is not int or resident < 1:
-        raise BuildError(where, f"[launch] resident is {resident!r}", "a number of blocks, 1 or more")
     up_to = document.get("rows", {}).get("up_to", [])
     # The last may be 0, any number, which no bound exceeds.
     ascending = isinstance(up_to, list) and all(type(bound) is int and bound >= 0 for bound in up_to)
@@ -305,7 +303,7 @@ def declaration(path: Path) -> Declaration:
         launch.get("pdl", False),
         launch.get("cooperative", False),
         document.get("scratch", {}).get("bytes", 0),
-        resident,
+        launch.get("resident", 1),
     )
 
 
