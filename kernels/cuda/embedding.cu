@@ -15,28 +15,15 @@ table = { f32 = "row_major", other = "operand" }
 // table [vocab, hidden] f32 or bf16, in the layout of a product's weight, which a tied head makes
 // it; out [rows, hidden] f32. One thread four columns. Bytes: hidden x (element + 4) per row; bound
 // by memory latency.
+#include "atlas/in_row.cuh"
 #include "atlas/instance.h"
-#include "atlas/operand_layout.cuh"
 #include "atlas/pdl.cuh"
-#include "atlas/quad.cuh"
 
-namespace {
-
-// Columns 4 * quad .. 4 * quad + 3 of a row of the table.
-__device__ inline void load_row(const types::table* table, int row, int quad, float (&values)[4]) {
 #ifdef ATLAS_LAYOUT_TABLE_TILES
-  constexpr int kSize = sizeof(types::table);
-  using Layout = atlas::TilesLayout<constants::hidden * kSize, false>;
-  const char* bytes = reinterpret_cast<const char*>(table) + Layout::at(row, 4 * quad * kSize);
-  // Four columns are one run, padded with zeros.
-  atlas::load_quad<4>(reinterpret_cast<const types::table*>(bytes), 0, values);
+constexpr bool kTiles = true;
 #else
-  atlas::load_quad<constants::hidden>(table + static_cast<size_t>(row) * constants::hidden, quad,
-                                      values);
+constexpr bool kTiles = false;
 #endif
-}
-
-}  // namespace
 
 ATLAS_KERNEL(const types::row_token* row_token, const types::row_seq* row_seq,
              const types::seq_slot* seq_slot, const types::last_token* last_token,
@@ -54,7 +41,7 @@ ATLAS_KERNEL(const types::row_token* row_token, const types::row_seq* row_seq,
   const float nan = __int_as_float(0x7fffffff);
   float values[4] = {nan, nan, nan, nan};
   if (token >= 0 && token < constants::vocab) {
-    load_row(table, token, quad, values);
+    atlas::load_row_quad<kTiles, constants::hidden>(table, token, quad, values);
 #pragma unroll
     for (int i = 0; i < 4; ++i) values[i] *= constants::scale;
   }
