@@ -6,11 +6,18 @@
 
 namespace atlas {
 
-// While the tensor cores have one tile's registers, the next tile's are made.
-template <int kN, class Format>
+// The largest number up to `most` that divides `count`.
+__host__ __device__ constexpr int divisor_up_to(int count, int most) {
+  return count % most == 0 ? most : divisor_up_to(count, most - 1);
+}
+
+// While the tensor cores have one tile's registers, the next tile's are made. Every slot is full:
+// the compiler gives the overlap up where a slot may end early.
+template <int kN, class Format, int kTiles, int kMost = kN <= 32 ? 4 : 2>
 struct FourBitWeights {
   static constexpr int kTile = Format::kTile, kTail = Format::kTail;
-  static constexpr int kSpan = kN <= 32 ? 4 : 2, kUnit = 4, kLag = 1;
+  static constexpr int kUnit = divisor_up_to(kTiles, 4), kSpan = divisor_up_to(kUnit, kMost);
+  static constexpr int kLag = kSpan % 2 == 0 ? 1 : 0;
   static constexpr bool kScaled = false;
   float sum[kN / 2];
 
@@ -18,22 +25,25 @@ struct FourBitWeights {
 #pragma unroll
     for (float& value : sum) value = 0.0f;
   }
-  __device__ void multiply(const Slot& slot, int tiles) {
+  __device__ void multiply(const Slot& slot, int /*tiles*/) {
     typename Format::Packed packed = Format::load(slot.weights);
     const auto tokens = wgmma_descriptor(slot.tokens);
 #pragma unroll
     for (int tile = 0; tile < kSpan; ++tile) {
-      if (tile >= tiles) break;
-      unsigned(&a)[4][4] = fragments_[tile % 2];
+      unsigned (&a)[4][4] = fragments_[tile % 2];
 #pragma unroll
       for (int step = 0; step < 4; ++step) Format::expand(packed, step, a[step]);
-      if (tile + 1 < tiles) packed = Format::load(slot.weights + (tile + 1) * kTile);
+      if (tile + 1 < kSpan) packed = Format::load(slot.weights + (tile + 1) * kTile);
       const auto b = tokens + tile * kN * kTileRowBytes / 16;
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) Wgmma<kN>::bf16_rs(sum, a[step], b + 2 * step, 1);
       wgmma_commit();
-      wgmma_wait<1>();
+      if (kLag == 0 && tile + 1 == kSpan) {
+        wgmma_wait<0>();
+      } else {
+        wgmma_wait<1>();
+      }
     }
   }
   __device__ void finish(const unsigned char* tail) {
@@ -44,6 +54,60 @@ struct FourBitWeights {
 
  private:
   unsigned fragments_[2][4][4];
+};
+
+// Few tokens, by mma.m16n8k16: its A and D lie as wgmma's do, a warp for 16 rows, and its sums are
+// the same bits; but warps need not wait for each other, and nothing waits for a chain of wgmmas.
+template <int kN, class Format, int kTiles, int kMost = 4>
+struct FourBitFewTokens {
+  static constexpr int kTile = Format::kTile, kTail = Format::kTail;
+  static constexpr int kUnit = divisor_up_to(kTiles, 4), kSpan = divisor_up_to(kUnit, kMost);
+  static constexpr int kLag = 0;
+  static constexpr bool kScaled = false;
+  float sum[kN / 2];
+
+  __device__ void clear() {
+#pragma unroll
+    for (float& value : sum) value = 0.0f;
+  }
+  __device__ void multiply(const Slot& slot, int /*tiles*/) {
+    const int lane = threadIdx.x % 32;
+    const unsigned tokens = shared_address(slot.tokens) + lane % 8 * kTileRowBytes;
+    // Of a row of tokens, 16-byte chunks 0..3 and 4..7 of the tile.
+    const unsigned chunk[2] = {tokens + ((lane / 8 ^ lane % 8) * 16),
+                               tokens + ((lane / 8 + 4 ^ lane % 8) * 16)};
+#pragma unroll
+    for (int tile = 0; tile < kSpan; ++tile) {
+      const auto packed = Format::load(slot.weights + tile * kTile);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        unsigned a[2][4];
+        Format::expand(packed, 2 * half, a[0]);
+        Format::expand(packed, 2 * half + 1, a[1]);
+#pragma unroll
+        for (int j = 0; j < kN / 8; ++j) {
+          unsigned b[4];
+          load_matrices(b, chunk[half] + (tile * kN + 8 * j) * kTileRowBytes);
+          multiply_add(sum + 4 * j, a[0], b[0], b[1]);
+          multiply_add(sum + 4 * j, a[1], b[2], b[3]);
+        }
+      }
+    }
+  }
+  __device__ void finish(const unsigned char* tail) { Format::finish(tail, sum); }
+
+ private:
+  __device__ static void load_matrices(unsigned (&b)[4], unsigned address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"(address));
+  }
+  __device__ static void multiply_add(float* d, const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
 };
 
 }  // namespace atlas

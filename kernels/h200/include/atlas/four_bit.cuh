@@ -221,7 +221,8 @@ struct I4g32m {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int p = i + 2 * h;
-        a[p] = bf16x2_pack(value(word, 4 * p, scale, addend), value(word, 16 + 4 * p, scale, addend));
+        a[p] =
+            bf16x2_pack(value(word, 4 * p, scale, addend), value(word, 16 + 4 * p, scale, addend));
       }
     }
   }

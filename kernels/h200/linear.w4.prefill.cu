@@ -1,0 +1,87 @@
+/* atlas
+[serves]
+x = ["bf16"]
+weight = ["nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m"]
+[rows]
+up_to = [64, 128, 256, 512, 1024, 0]
+[launch]
+grid = ["BLOCKS", 1, 1]
+block = 384
+shared = "shared_memory_per_block"
+pdl = true
+[limits]
+same_bits = true
+[knobs]
+BLOCKS = "multiprocessors"
+TOKENS = 0
+GROUP = 8
+[layouts]
+x = "tiles"
+weight = "frag4"
+*/
+// linear for prompts with weights of 4 bits: out[r, n] = sum over k of x[r, k] * weight[n, k] +
+// bias[n], for any number of rows.
+//
+// x in `tiles`, weight in `frag4`; out row-major, f32 or bf16; bias [n] f32 or none, added to the
+// finished sum. The product is gemm4.cuh's: one persistent block a multiprocessor, tiles of 128
+// weight rows by `kTokens` rows of x. From registers, eight lanes store 32 bytes of a row of out.
+//
+// Bytes: the weights once for every token tile and x once for every row block, both mostly from the
+// L2, and rows x n outputs. At many rows the tensor cores bound it.
+#include "atlas/convert.cuh"
+#include "atlas/gemm4.cuh"
+#include "atlas/instance.h"
+#include "atlas/weights4.cuh"
+
+namespace {
+
+using atlas::ceil_div;
+
+constexpr int kN = constants::n;
+
+struct Cut {
+  using Format = atlas::InstanceFormat;
+  static constexpr int kBlocks = ceil_div(kN, atlas::kTileRows);
+  static constexpr int kTiles = ceil_div(constants::k, 64);
+  static constexpr int kGroup = knobs::GROUP;
+  static constexpr int kTokens =
+      knobs::TOKENS ? knobs::TOKENS
+                    : atlas::tokens_of_tile(kBlocks, launch::max_rows, knobs::BLOCKS);
+  static constexpr int kStages = atlas::gemm4_stages<Format>(launch::shared, kTokens);
+};
+using Gemm = atlas::Gemm4<Cut>;
+
+extern __shared__ __align__(1024) unsigned char shared_memory[];
+
+__device__ inline void store_tile(const types::bias* bias, types::out* out,
+                                  const atlas::Gemm4Tile& tile, const Gemm::Sums& sums) {
+  const int lane = threadIdx.x % 32, token = lane % 4 * 2, left = tile.tokens - token;
+  const int column = tile.block * atlas::kTileRows + threadIdx.x / 32 * 16 + lane / 4;
+  types::out* to = out + static_cast<size_t>(tile.token + token) * kN + column;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (column + 8 * i >= kN) continue;
+    float added = 0.0f;
+    if constexpr (HAS_BIAS) added = bias[column + 8 * i];
+#pragma unroll
+    for (int j = 0; j < Cut::kTokens / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (8 * j + e >= left) continue;
+        to[static_cast<size_t>(8 * j + e) * kN + 8 * i] =
+            atlas::from_float<types::out>(sums[4 * j + 2 * i + e] + added);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
+             types::out* out, const int* rows) {
+  Gemm gemm(shared_memory);
+  gemm.run(
+      x, weight, rows,
+      [&](const atlas::Gemm4Tile& tile, Gemm::Sums& sums) { store_tile(bias, out, tile, sums); },
+      [] {});
+}
