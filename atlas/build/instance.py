@@ -65,6 +65,7 @@ def instance_header(
         for operand in op.operands
         if operand.optional
     ]
+    bounds = f"__launch_bounds__({launch['block']}, {launch.get('resident', 1)})"
     lines = [
         "// Written by atlas/build/instance.py.",
         "#pragma once",
@@ -77,7 +78,7 @@ def instance_header(
         *_namespace("launch", [f"constexpr int {name} = {value};" for name, value in launch.items()]),
         *_namespace("layout", [f"constexpr int kv_block_size = {KV_BLOCK_SIZE};"]),
         *defines,
-        f'#define ATLAS_KERNEL extern "C" __global__ void __launch_bounds__({launch["block"]}, 1) {symbol}',
+        f'#define ATLAS_KERNEL extern "C" __global__ void {bounds} {symbol}',
     ]
     return "\n".join(lines) + "\n"
 

@@ -45,6 +45,7 @@ and a file's two phases, must agree in their layouts; a phase's variants also in
 | launch | cluster | blocks of a cluster, along x; 1 if absent |
 | launch | pdl | true: it may start before its predecessor has ended (kernels/cuda/include/atlas/pdl.cuh) |
 | launch | cooperative | true: all blocks must be resident together |
+| launch | resident | blocks of a multiprocessor for which a thread's registers must suffice; 1 if absent |
 | rows | up_to | most rows of each variant, ascending; a last 0 stands for any number |
 | serves | OPERAND | element types and formats of it that this file is for; all if absent |
 | scratch | bytes | device memory of the kernel's own, zero at load, its last argument; none if absent |
@@ -81,7 +82,7 @@ _DECLARATION = re.compile(r"/\* atlas\n(.*?)\*/", re.DOTALL)
 _CPU_KERNEL = re.compile(r"^ATLAS_CPU_KERNEL\(\s*\"([\w.]+)\"", re.MULTILINE)
 COSTS = ("bytes", "flops", "trips", "steps", "memory")
 _TABLES: dict[str, tuple[str, ...] | None] = {
-    "launch": ("grid", "block", "shared", "cluster", "pdl", "cooperative"),
+    "launch": ("grid", "block", "shared", "cluster", "pdl", "cooperative", "resident"),
     "rows": ("up_to",),
     "serves": None,
     "scratch": ("bytes",),
@@ -125,13 +126,14 @@ class Axis:
 @dataclasses.dataclass(frozen=True)
 class Geometry:
     """How one specialisation is launched: grid axes, threads per block, dynamic shared memory, blocks of a cluster,
-    and bytes of scratch."""
+    bytes of scratch, and blocks of a multiprocessor for which registers must suffice."""
 
     grid: tuple[Axis, ...]
     block: int
     shared: int
     cluster: int
     scratch: int = 0
+    resident: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +161,7 @@ class Declaration:
     pdl: bool = False
     cooperative: bool = False
     scratch: str | int = 0
+    resident: str | int = 1
 
     def knobs(self, names: Mapping[str, int]) -> dict[str, int]:
         """The declared value of each knob, for these constants and hardware facts."""
@@ -216,7 +219,7 @@ class Declaration:
             axes = tuple(_axis(text, dims, names, where) for text in self.grid)
         except ZeroDivisionError:
             raise BuildError(where, f"grid {list(self.grid)} divides by zero with {dict(knobs)}") from None
-        rest = (self.block, self.shared, self.cluster, self.scratch)
+        rest = (self.block, self.shared, self.cluster, self.scratch, self.resident)
         return Geometry(axes, *(evaluate(expression, names, where) for expression in rest))
 
 
@@ -300,6 +303,7 @@ def declaration(path: Path) -> Declaration:
         launch.get("pdl", False),
         launch.get("cooperative", False),
         document.get("scratch", {}).get("bytes", 0),
+        launch.get("resident", 1),
     )
 
 

@@ -114,6 +114,7 @@ def plan_variant(
         "max_rows": max_rows,
         "cluster": geometry.cluster,
         "phase": kernel_file.phase_number(declared.phase),
+        "resident": geometry.resident,
     }
     headers[cuda.INSTANCE_HEADER] = cuda.instance_header(key, job.symbol, chosen.values, launch, layouts)
     digest = _digest(arch, cuda.compiler_version(), *cuda.OPTIONS, path.name, source, *sorted(headers.items()))
@@ -121,6 +122,8 @@ def plan_variant(
 
 
 def _check_cluster(job: Job) -> None:
+    if job.geometry.resident < 1:
+        raise BuildError(job.where, f"[launch] resident is {job.geometry.resident}", "a number of blocks, 1 or more")
     cluster, axis = job.geometry.cluster, job.geometry.grid[0]
     most = job.target.hardware.cluster_blocks
     if not 1 <= cluster <= most:

@@ -19,6 +19,7 @@ from atlas.models.family import Family, ModelConfig, WeightSource
 from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.program import Buffer, StepPrograms
+from atlas.runtime.uploads import Slot, Uploads
 from atlas.targets.formats import FORMATS
 from atlas.weights import Checkpoint
 from atlas.weights.checkpoint import TensorInfo
@@ -28,12 +29,15 @@ from atlas.weights.quantizers import quantize_rows
 
 _log = logging.getLogger(__name__)
 
-RUN_BYTES = 32 << 20
+RUN_BYTES = 16 << 20
 """Of fp32 values that are in memory together while a buffer is loaded, beside a few copies of as many: a
 few hundred MB in the worst case, whatever the model's size, and large enough for NumPy to be busy."""
 
-MOST_PACKERS = 8
+MOST_PACKERS = 16
 """Threads that pack for a GPU: each holds a few copies of a run."""
+
+UPLOADING = 4
+"""Pinned slots beside the packers' own: what the device copies from meanwhile."""
 
 _IGNORABLE = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 """Tensors that old checkpoints carry and that config.json already determines."""
@@ -152,33 +156,48 @@ def load(
 
     progress: called with the bytes written so far and in all.
     """
-    total = sum(bound.plan.sizes[name] for name in sources)
-    written = 0
-    with concurrent.futures.ThreadPoolExecutor(_packers(backend)) as pool:
-        pending: deque[concurrent.futures.Future[tuple[int, Array]]] = deque()
-
-        def write_first() -> None:
-            nonlocal written
-            offset, packed = pending.popleft().result()
-            backend.write(offset, packed)
+    runs = [
+        _Run(bound.buffers[name], source, LAYOUTS[layouts[name]], bound.plan.offsets[name], first, spans)
+        for name, source in sources.items()
+        for first, spans in _runs(bound.buffers[name].extents({}), LAYOUTS[layouts[name]])
+    ]
+    total, written = sum(bound.plan.sizes[name] for name in sources), 0
+    if backend.name != "cuda":
+        for run in runs:
+            packed = run.pack(checkpoint)
+            backend.write(run.offset, packed)
             written += packed.nbytes
             progress(written, total)
+        return written
 
-        for name, source in sources.items():
-            buffer, layout, offset = bound.buffers[name], LAYOUTS[layouts[name]], bound.plan.offsets[name]
-            for first, spans in _runs(buffer.extents({}), layout):
-                pending.append(pool.submit(_pack, checkpoint, buffer, source, layout, offset, first, spans))
-                if len(pending) >= _packers(backend):
-                    write_first()
+    uploads = Uploads(backend, _packers() + UPLOADING, max(run.most_bytes for run in runs))
+    pending: deque[tuple[_Run, Slot, concurrent.futures.Future[None]]] = deque()
+
+    def send_first() -> None:
+        nonlocal written
+        run, slot, packing = pending.popleft()
+        packing.result()
+        uploads.send(run.offset, slot)
+        written += slot.used
+        progress(written, total)
+
+    with concurrent.futures.ThreadPoolExecutor(_packers()) as pool:
+        for run in runs:
+            while (slot := uploads.take()) is None:
+                send_first()
+            pending.append((run, slot, pool.submit(_pack_into, slot, run, checkpoint)))
+            while pending and pending[0][2].done():
+                send_first()
         while pending:
-            write_first()
+            send_first()
+    uploads.finish()
     return written
 
 
-def _packers(backend: Backend) -> int:
-    """Threads that read, convert and pack. A GPU takes bytes faster than one thread makes them; beside a CPU
+def _packers() -> int:
+    """Threads that read, convert and pack for a GPU, which takes bytes faster than one thread makes them. Beside a CPU
     backend they would only take each other's memory bandwidth."""
-    return max(1, min(MOST_PACKERS, len(os.sched_getaffinity(0)))) if backend.name == "cuda" else 1
+    return max(1, min(MOST_PACKERS, len(os.sched_getaffinity(0))))
 
 
 def _runs(shape: tuple[int, ...], layout: Layout) -> Iterator[tuple[int, list[slice]]]:
@@ -191,21 +210,42 @@ def _runs(shape: tuple[int, ...], layout: Layout) -> Iterator[tuple[int, list[sl
         yield halves * begin, [slice(half * rows + begin, half * rows + end) for half in range(halves)]
 
 
-def _pack(
-    checkpoint: Checkpoint,
-    buffer: Buffer,
-    source: WeightSource,
-    layout: Layout,
-    offset: int,
-    first: int,
-    spans: list[slice],
-) -> tuple[int, Array]:
-    """One run: where in the arena it goes, and its bytes."""
-    parts = [_assemble(checkpoint, buffer, source, span.start, span.stop) for span in spans]
-    quantised = [part for part in parts if isinstance(part, QuantizedArray)]
-    plain = [part for part in parts if not isinstance(part, QuantizedArray)]
-    part = concatenate(quantised) if quantised else np.concatenate(plain) if len(plain) > 1 else plain[0]
-    return offset + layout.nbytes((first, *buffer.extents({})[1:]), buffer.dtype), layout.pack(part, buffer.dtype)
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """Rows of a buffer that are read, converted and packed together. start: of the buffer in the arena; first: the
+    first of its stored rows; spans: which rows they are, of both halves if the layout is paired."""
+
+    buffer: Buffer
+    source: WeightSource
+    layout: Layout
+    start: int
+    first: int
+    spans: list[slice]
+
+    def _nbytes(self, rows: int) -> int:
+        return self.layout.nbytes((rows, *self.buffer.extents({})[1:]), self.buffer.dtype)
+
+    @property
+    def offset(self) -> int:
+        """Where the run goes."""
+        return self.start + self._nbytes(self.first)
+
+    @property
+    def most_bytes(self) -> int:
+        """What it takes at most."""
+        return self._nbytes(sum(span.stop - span.start for span in self.spans))
+
+    def pack(self, checkpoint: Checkpoint) -> Array:
+        """The run's bytes as they are stored."""
+        parts = [_assemble(checkpoint, self.buffer, self.source, span.start, span.stop) for span in self.spans]
+        quantised = [part for part in parts if isinstance(part, QuantizedArray)]
+        plain = [part for part in parts if not isinstance(part, QuantizedArray)]
+        part = concatenate(quantised) if quantised else np.concatenate(plain) if len(plain) > 1 else plain[0]
+        return self.layout.pack(part, self.buffer.dtype)
+
+
+def _pack_into(slot: Slot, run: _Run, checkpoint: Checkpoint) -> None:
+    slot.fill(run.pack(checkpoint))
 
 
 def _rows_at_once(shape: tuple[int, ...], granule: int) -> int:

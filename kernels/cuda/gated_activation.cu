@@ -46,10 +46,10 @@ ATLAS_KERNEL(const types::gate_up* gate_up, types::out* out, const int* rows) {
   atlas::wait_for_inputs();
   if (!mine) return;
   const types::gate_up* gates = gate_up + static_cast<size_t>(row) * 2 * constants::intermediate;
-  float gate[4], up[4];
+  float gate[4], up[1][4];
   atlas::load_quad<constants::intermediate>(gates, quad, gate);
-  atlas::load_quad<constants::intermediate>(gates + constants::intermediate, quad, up);
+  atlas::load_quad<constants::intermediate>(gates + constants::intermediate, quad, up[0]);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) up[i] *= activate(gate[i]);
-  Out(out, row).store(quad, up);
+  for (int i = 0; i < 4; ++i) up[0][i] *= activate(gate[i]);
+  Out(out, row).store<1, 1>(quad, up);
 }

@@ -4,10 +4,11 @@ grid = ["cluster_blocks", "logits", 1]
 block = "THREADS"
 cluster = "cluster_blocks"
 pdl = true
+resident = 2
 [knobs]
 THREADS = 512
 [knobs.choices]
-THREADS = [256, 512, 1024]
+THREADS = [256, 512]
 */
 // logprobs: for each row with n_top >= 0, log-softmax at one token, the token's rank, and the n_top
 // largest logits with their ids, equals in the order of ids. NaN and rank 0 where there is no
@@ -66,8 +67,8 @@ ATLAS_KERNEL(const types::logits* all_logits, const types::n_top* n_tops,
     weights += atlas::fixed(expf(logit - top));
     above += atlas::ranked(logit, id) > own;
   });
-  weights = atlas::group_sum<0>(weights, scratch);
-  above = atlas::group_sum<1>(above, scratch);
+  weights = atlas::group_sum<1>(weights, scratch);
+  above = atlas::group_sum<2>(above, scratch);
   const double log_sum = log(static_cast<double>(weights) * 0x1p-44);
   const auto logprob_of = [&](float logit) {
     return static_cast<float>(static_cast<double>(logit) - static_cast<double>(top) - log_sum);

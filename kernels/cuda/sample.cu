@@ -4,25 +4,25 @@ grid = ["cluster_blocks", "logits", 1]
 block = "THREADS"
 cluster = "cluster_blocks"
 pdl = true
+resident = 2
 [knobs]
 THREADS = 512
 [knobs.choices]
-THREADS = [256, 512, 1024]
+THREADS = [256, 512]
 */
 // sample: one token per row of logits, or of `adjusted` where adjust is not 0; -1 for a row with a
 // NaN or without a finite maximum.
 //
 // logits, adjusted [logits, vocab] f32. A row has the blocks of a cluster, which exchange what they
 // find through shared memory. Temperature <= 0: the first of the largest logits. Else weights
-// exp((logit
-// - max) / temperature), top-k, then top-p over what is left, then min-p (ties at a threshold are
-// kept), and the inverse CDF in id order at a Philox number that depends on (seed, position) alone.
-// The token goes to its slot's last_token, and where penalties apply token_count [slots, vocab]
-// counts it. Thresholds are found without sorting, by histograms of the logits' order-preserving
-// integer keys (logits.cuh); most rows need two passes, three at most. Sums are exact integers.
-// Bytes: 4 x vocab from L2 or memory; the passes after the first read the L1 cache where a block's
-// share fits it. Greedy rows: bound by latency for few rows, by bandwidth for many; others by the
-// passes' arithmetic.
+// exp((logit - max) / temperature), top-k, then top-p over what is left, then min-p (ties at a
+// threshold are kept), and the inverse CDF in id order at a Philox number that depends on (seed,
+// position) alone. The token goes to its slot's last_token, and where penalties apply token_count
+// [slots, vocab] counts it. Thresholds are found without sorting, by histograms of the logits'
+// order-preserving integer keys and of distances below the largest (logits.cuh): two or three
+// passes each. Sums are exact integers. Bytes: 4 x vocab from L2 or memory; the passes after the
+// first read the L1 cache where a block's share fits it. Greedy rows: bound by latency for few
+// rows, by bandwidth for many; others by the passes' arithmetic.
 #include "atlas/logits.cuh"
 #include "atlas/pdl.cuh"
 #include "atlas/philox.cuh"
@@ -35,15 +35,24 @@ constexpr int kPenalties = 2;  // bit of `adjust`, see adjust_logits.cu
 // How a row is sampled. All members are the same in all threads of its blocks.
 struct Row {
   const float* logits;
-  float temperature, top_p, min_p;
+  float temperature, inverse, top_p, min_p, highest;
   int top_k;
-  atlas::Largest largest;
 
-  // Subtracting first keeps the largest weight at 1 at any temperature above 0.
-  __device__ float weight(float logit) const {
-    return expf((logit - atlas::from_ordered_key(largest.key())) / temperature);
+  // Below the largest logit: subtracting first keeps the largest weight at 1 at any temperature.
+  __device__ float below(float logit) const { return highest - logit; }
+
+  // expf(-below / temperature), with the quotient rounded as a division rounds it (Markstein: one
+  // correction by a reciprocal that is rounded right). An infinite one has weight 0.
+  __device__ float weight(float below) const {
+    float quotient = below * inverse;
+    quotient = fmaf(fmaf(-quotient, temperature, below), inverse, quotient);
+    return expf(-fminf(quotient, 200.0f));
   }
 };
+
+// Temperatures under this are taken as this: the division above must not overflow, and only logits
+// closer than 1e-28 could tell.
+constexpr float kLeastTemperature = 0x1p-100f;
 
 // What top-k, top-p and min-p keep: logits whose key and weight are these or more.
 struct Threshold {
@@ -51,41 +60,57 @@ struct Threshold {
   float weight;
 };
 
-__device__ inline Threshold find_threshold(const Row& row, atlas::Scratch& scratch) {
-  const unsigned best = row.largest.key(), floor = row.largest.floor;
-  const auto key = [](float logit, int) { return atlas::ordered_key(logit); };
+// The smallest weight that top-p keeps of the logits whose key is `least` or more. It depends on
+// the distance below the largest logit alone, so that is searched: in even steps first, which
+// spread over the bins what keys would crowd into a few, then by the distance's bits.
+__device__ inline float top_p_weight(const Row& row, unsigned least, atlas::Scratch& scratch) {
+  constexpr int kLast = atlas::kBins - 1;
+  // Weights under 2^-45, whose distance is 31.2 temperatures or more, count as 0.
+  const float steps = atlas::kBins / (32.0f * row.temperature);
+  const auto mass = [&](float logit) { return atlas::fixed(row.weight(row.below(logit))); };
+  const auto step_of = [&](float logit) {
+    return static_cast<int>(fminf(row.below(logit) * steps, static_cast<float>(kLast)));
+  };
+  atlas::for_each_logit<2>(row.logits, [&](float logit, int) {
+    if (atlas::ordered_key(logit) < least) return;
+    const int bin = kLast - step_of(logit);
+    atlas::add_word(&scratch.low[bin], &scratch.high[bin], mass(logit));
+  });
+  atlas::Word target = 0;
+  const atlas::Found found = atlas::find_bin(
+      0,
+      [&](atlas::Word total) {
+        const double asked = ceil(static_cast<double>(row.top_p) * static_cast<double>(total));
+        target = asked > 0.0 ? static_cast<atlas::Word>(asked) : 0;
+        return target;
+      },
+      scratch);
+  if (target <= atlas::kOne) return 1.0f;  // the largest alone has it
+  // Distances of this step lie between the ends of its neighbours, whatever was rounded.
+  const int step = kLast - found.bin;
+  const unsigned high = ~__float_as_uint(static_cast<float>(max(step - 1, 0)) / steps);
+  const unsigned low =
+      ~(step < kLast ? __float_as_uint(static_cast<float>(step + 2) / steps) : 0x7F800000u);
+  const unsigned key = atlas::highest_key<false>(
+      row.logits, low, high, found.above, target,
+      [&](float logit, int) {
+        const bool in = step_of(logit) == step && atlas::ordered_key(logit) >= least;
+        return in ? ~__float_as_uint(row.below(logit)) : 0u;
+      },
+      mass, scratch);
+  return row.weight(__uint_as_float(~key));
+}
+
+__device__ inline Threshold find_threshold(const Row& row, const atlas::Largest& largest,
+                                           atlas::Scratch& scratch) {
   Threshold kept{0, row.min_p};  // the largest weight is 1
   if (row.top_k > 0 && row.top_k < constants::vocab) {
-    const unsigned low = row.top_k <= atlas::kGroups ? floor : 0;
     kept.key = atlas::highest_key<true>(
-        row.logits, low, best, 0, row.top_k, key, [](float) { return Word{1}; }, scratch);
+        row.logits, row.top_k <= atlas::kGroups ? largest.floor : 0, largest.key(), 0, row.top_k,
+        [](float logit, int) { return atlas::ordered_key(logit); }, [](float) { return Word{1}; },
+        scratch);
   }
-  if (row.top_p < 1.0f) {
-    const auto mass = [&](float logit) { return atlas::fixed(row.weight(logit)); };
-    // Most often the logits from the floor on have the mass that is asked for: few, and not far
-    // apart.
-    unsigned low = max(kept.key, floor), high = best;
-    Word all = 0, over_floor = 0;
-    atlas::for_each_logit<2>(row.logits, [&](float logit, int) {
-      const unsigned at = atlas::ordered_key(logit);
-      if (at < kept.key) return;
-      const Word weight = mass(logit);
-      all += weight;
-      if (at >= low) over_floor += weight;
-    });
-    all = atlas::group_sum<0>(all, scratch);
-    over_floor = atlas::group_sum<1>(over_floor, scratch);
-    const double asked = ceil(static_cast<double>(row.top_p) * static_cast<double>(all));
-    const Word target = asked > 0.0 ? static_cast<Word>(asked) : 0;
-    Word above = 0;
-    if (over_floor < target) above = over_floor, high = low - 1, low = kept.key;
-    const unsigned lowest =
-        atlas::highest_key<false>(row.logits, low, high, above, target, key, mass, scratch);
-    // Distinct logits may share a weight: the threshold is the weight.
-    if (lowest > atlas::kKeyMinusInfinity) {
-      kept.weight = fmaxf(kept.weight, row.weight(atlas::from_ordered_key(lowest)));
-    }
-  }
+  if (row.top_p < 1.0f) kept.weight = fmaxf(kept.weight, top_p_weight(row, kept.key, scratch));
   return kept;
 }
 
@@ -95,17 +120,17 @@ __device__ inline int inverse_cdf(const Row& row, const Threshold& kept, unsigne
                                   atlas::Scratch& scratch) {
   const auto weight = [&](float logit) -> Word {
     if (atlas::ordered_key(logit) < kept.key) return 0;
-    const float own = row.weight(logit);
+    const float own = row.weight(row.below(logit));
     return own >= kept.weight ? atlas::fixed(own) : 0;
   };
   Word mine = 0;
   atlas::for_each_logit<2>(row.logits, [&](float logit, int) { mine += weight(logit); });
-  atlas::sum_parts<2>(mine, scratch);
+  atlas::sum_parts<1>(mine, scratch);
   Word total = 0, before = 0;
 #pragma unroll
   for (int i = 0; i < atlas::kParts; ++i) {
-    if (i < atlas::part()) before += scratch.part_sums[2][i];
-    total += scratch.part_sums[2][i];
+    if (i < atlas::part()) before += scratch.part_sums[1][i];
+    total += scratch.part_sums[1][i];
   }
   // A sum exceeds u x total exactly if it exceeds the integer part of it.
   const Word factor = 2 * static_cast<Word>(word) + 1;
@@ -167,6 +192,8 @@ ATLAS_KERNEL(const types::logits* all_logits, const types::adjusted* adjusted,
     slot = slots[index];
     row.temperature = temperatures[index];
     if (row.temperature > 0.0f) {
+      row.temperature = fmaxf(row.temperature, kLeastTemperature);
+      row.inverse = 1.0f / row.temperature;
       row.top_k = top_ks[index];
       row.top_p = top_ps[index];
       row.min_p = min_ps[index];
@@ -178,17 +205,18 @@ ATLAS_KERNEL(const types::logits* all_logits, const types::adjusted* adjusted,
   if (!mine) return;
   row.logits =
       (adjust != 0 ? adjusted : all_logits) + static_cast<size_t>(index) * constants::vocab;
-  row.largest = atlas::find_largest(row.logits, scratch);
+  const atlas::Largest largest = atlas::find_largest(row.logits, scratch);
 
   int token = -1;
   bool chosen = atlas::part() == 0 && threadIdx.x == 0;
-  if (row.largest.valid()) {
+  if (largest.valid()) {
     if (row.temperature > 0.0f) {
-      const Threshold kept = find_threshold(row, scratch);
+      row.highest = atlas::from_ordered_key(largest.key());
+      const Threshold kept = find_threshold(row, largest, scratch);
       token = inverse_cdf(row, kept, atlas::random_word(seeds[index], positions[index]), scratch);
       chosen = token >= 0;
     } else {
-      token = row.largest.id();
+      token = largest.id();
     }
   }
   if (!chosen) return;

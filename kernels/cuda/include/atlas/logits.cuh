@@ -25,6 +25,7 @@ constexpr int kStretch = kSteps * kStep;
 constexpr int kGroup = 8;  // lanes whose largest logits are compared to find a floor
 constexpr int kGroups = kParts * kThreads / kGroup;
 constexpr int kDigit = 12, kBins = 1 << kDigit;
+constexpr int kSums = 3;  // slots of part_sums: searches use the first
 
 static_assert(kThreads % kWarp == 0 && kWarps <= kWarp, "one warp reduces what all warps found");
 static_assert(kParts <= kWarp, "one warp writes to all parts");
@@ -34,6 +35,8 @@ __device__ inline int lane() { return threadIdx.x % kWarp; }
 __device__ inline int warp() { return threadIdx.x / kWarp; }
 // The first id of this warp's stretch.
 __device__ inline int stretch_begin() { return (part() * kWarps + warp()) * kStretch; }
+
+constexpr Word kOne = Word{1} << 44;
 
 // A weight of at most 1 in units of 2^-44.
 __device__ inline Word fixed(float weight) { return __float2ull_rn(weight * 0x1p44f); }
@@ -100,6 +103,14 @@ struct Largest {
   __device__ bool valid() const { return key() > kKeyMinusInfinity && key() < kKeyPlusInfinity; }
 };
 
+// What a search found: the bin in which the sum from the top reaches the target, the sum over the
+// bins above it, and whether the sum with it is exactly the target.
+struct Found {
+  int bin;
+  bool exact;
+  Word above;
+};
+
 // Shared memory of a block. `low` and `high` are zeros whenever no search is under way.
 struct Scratch {
   unsigned low[kBins], high[kBins];
@@ -107,12 +118,8 @@ struct Scratch {
   unsigned warp_floors[kWarps];
   Word part_best[kParts];
   unsigned part_floors[kParts];
-  Word part_sums[4][kParts];
-  struct Found {
-    int bin;
-    bool exact;
-    Word above;
-  } found;
+  Word part_sums[kSums][kParts];
+  Found found;
 };
 
 __device__ inline void clear_bins(Scratch& scratch) {
@@ -196,46 +203,78 @@ __device__ inline Word group_sum(Word mine, Scratch& scratch) {
   return total;
 }
 
-// Part 0 looks for the bin in which the sum from the top reaches `target`, tells all parts, and
-// clears its bins. `above`: the sum over keys above the top bin.
-__device__ inline void find_bin(Word above, Word target, Scratch& scratch) {
-  constexpr int kOwn = kBins / kThreads;
-  const int top = kBins - 1 - static_cast<int>(threadIdx.x) * kOwn;
-  Word bins[kOwn], own = 0;
+// Adds up the parts' bins, the uppermost first, to where the sum reaches a target, and clears them.
+// above: the sum over what lies over the top bin. target_of(sum over all bins) is the target. All
+// threads of all parts call it when they have filled their bins, and all get the result.
+template <class TargetOf>
+__device__ inline Found find_bin(Word above, TargetOf target_of, Scratch& scratch) {
+  // Each part adds up its own section of the bins; a thread kEach neighbours.
+  constexpr int kSection = kBins / kParts, kEach = ceil_div(kSection, kThreads);
+  constexpr int kLast = kSection / kEach - 1;  // the last thread that has bins
+  static_assert(kSection % kEach == 0, "sections are cut into whole threads' shares");
+  const int top = kBins - 1 - part() * kSection - static_cast<int>(threadIdx.x) * kEach;
+  const bool works = static_cast<int>(threadIdx.x) <= kLast;
+  group_barrier();
+  Word bins[kEach] = {}, own = 0;
+  if (works) {
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    bins[i] = static_cast<Word>(scratch.high[top - i]) << 32 | scratch.low[top - i];
-    scratch.low[top - i] = scratch.high[top - i] = 0;
-    own += bins[i];
+    for (int p = 0; p < kParts; ++p) {
+      const Scratch* theirs = in_part(&scratch, p);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        bins[i] += static_cast<Word>(theirs->high[top - i]) << 32 | theirs->low[top - i];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) own += bins[i];
   }
-  Word upto = own;  // inclusive sums over lanes, then over threads
+  Word upto = own;  // inclusive sums over lanes, then over threads, then over parts
 #pragma unroll
   for (int distance = 1; distance < kWarp; distance *= 2) {
     const Word before = __shfl_up_sync(kAllLanes, upto, distance);
     if (lane() >= distance) upto += before;
   }
-  __syncthreads();
   if (lane() == kWarp - 1) scratch.warp_words[warp()] = upto;
   __syncthreads();
-  for (int w = 0; w < warp(); ++w) upto += scratch.warp_words[w];
+  Word section = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    const Word of_warp = scratch.warp_words[w];
+    if (w < warp()) upto += of_warp;
+    section += of_warp;
+  }
+  if (threadIdx.x < kParts) *in_part(&scratch.part_sums[0][part()], threadIdx.x) = section;
+  group_barrier();
+  clear_bins(scratch);
+  Word total = 0;
   upto += above;
+#pragma unroll
+  for (int p = 0; p < kParts; ++p) {
+    const Word of_part = scratch.part_sums[0][p];
+    if (p < part()) upto += of_part;
+    total += of_part;
+  }
+  const Word target = target_of(total);
   Word before = upto - own;
   // A target of 0 is reached by the topmost bin; one that nobody reaches ends in the lowest.
-  const bool first = threadIdx.x == 0, last = threadIdx.x == kThreads - 1;
-  if ((first || before < target) && (last || upto >= target)) {
+  const bool first = part() == 0 && threadIdx.x == 0;
+  const bool last = part() == kParts - 1 && threadIdx.x == kLast;
+  if (works && (first || before < target) && (last || upto >= target)) {
     int bin = top;
     bool done = false;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    for (int i = 0; i < kEach; ++i) {
       if (done) continue;
       bin = top - i;
       own = bins[i];
       done = before + own >= target;
-      if (!done && i + 1 < kOwn) before += own;
+      if (!done && i + 1 < kEach) before += own;
     }
-    const Scratch::Found found{bin, before + own == target, before};
+    const Found found{bin, before + own == target, before};
     for (int p = 0; p < kParts; ++p) *in_part(&scratch.found, p) = found;
   }
+  group_barrier();
+  return scratch.found;
 }
 
 // The largest key T from `low` to `high` such that the measures of keys >= T sum to `target` or
@@ -257,19 +296,7 @@ __device__ inline Key highest_key(const float* row, Key low, Key high, Word abov
       const auto bin = static_cast<unsigned>((at - low) >> shift);
       add_word(&scratch.low[bin], &scratch.high[bin], measure(logit));
     });
-    __syncthreads();
-    if (kParts > 1 && part() != 0) {
-      for (int i = threadIdx.x; i < kBins; i += kThreads) {
-        const Word sum = static_cast<Word>(scratch.high[i]) << 32 | scratch.low[i];
-        if (sum == 0) continue;
-        add_word(in_part(&scratch.low[i], 0), in_part(&scratch.high[i], 0), sum);
-        scratch.low[i] = scratch.high[i] = 0;
-      }
-    }
-    group_barrier();
-    if (part() == 0) find_bin(above, target, scratch);
-    group_barrier();
-    const Scratch::Found found = scratch.found;
+    const Found found = find_bin(above, [&](Word) { return target; }, scratch);
     const Key bin = min(static_cast<Key>(found.bin), width >> shift);
     low += bin << shift;
     if (kAnyEqual && found.exact) break;

@@ -54,13 +54,13 @@ class Norm {
     }
     squares = block_reduce<launch::block>(squares, Sum(), scratch);
     const float factor = 1.0f / sqrtf(squares / static_cast<float>(kHidden) + constants::eps);
-    const Out target(out, index);
-    for_each_quad([&](int i, int quad) {
-      float scaled[4];
+    Row scaled;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) scaled[j] = row.values[i][j] * factor * weight_.values[i][j];
-      target.store(quad, scaled);
-    });
+    for (int i = 0; i < kCount * 4; ++i) {
+      scaled.values[i / 4][i % 4] =
+          row.values[i / 4][i % 4] * factor * weight_.values[i / 4][i % 4];
+    }
+    Out(out, index).template store<kCount, launch::block>(threadIdx.x, scaled.values);
   }
 
  private:

@@ -30,12 +30,24 @@ class OutRow {
 
   __device__ OutRow(T* out, int row) : out_(reinterpret_cast<char*>(out)), row_(row) {}
 
-  // Rounds once and writes; past kColumns `values` must be zeros. The lanes of a warp call it
-  // together, with 32 consecutive quads from a multiple of 32 on: for f8g128 they share a scale.
-  __device__ void store(int quad, const float (&values)[4]) const {
+  // Rounds once and writes quads `first`, `first` + kStride, ..., as far as the row has them; past
+  // kColumns `values` must be zeros. The lanes of a warp call it together, with 32 consecutive
+  // `first` from a multiple of 32 on: for f8g128 they share a scale.
+  template <int kCount, int kStride>
+  __device__ void store(int first, const float (&values)[kCount][4]) const {
     if constexpr (kF8) {
-      store_f8(quad, values);
-    } else if constexpr (Layout::kRun >= 4 * kSize) {
+      store_f8<kCount, kStride>(first, values);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (first + i * kStride < kQuads) store_quad(first + i * kStride, values[i]);
+      }
+    }
+  }
+
+ private:
+  __device__ void store_quad(int quad, const float (&values)[4]) const {
+    if constexpr (Layout::kRun >= 4 * kSize) {
       union {
         typename Bits<4 * kSize>::type bits;
         T elements[4];
@@ -54,32 +66,41 @@ class OutRow {
     }
   }
 
- private:
   // atlas/weights/quantizers.py defines this rounding bit for bit. Magnitudes are compared as
-  // integers, so that a NaN is the largest.
-  __device__ void store_f8(int quad, const float (&values)[4]) const {
-    unsigned largest = 0;
+  // integers, so that a NaN is the largest. All groups' magnitudes come first: one's reduction
+  // over the warp runs during another's.
+  template <int kCount, int kStride>
+  __device__ void store_f8(int first, const float (&values)[kCount][4]) const {
+    unsigned largest[kCount];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) largest = max(largest, __float_as_uint(values[i]) & 0x7FFFFFFFu);
-    largest = __reduce_max_sync(kAllLanes, largest);
-    const float magnitude = __uint_as_float(largest);
-    constexpr float kMost = 448.0f, kLeast = 0x1p-100f;
-    float scale = 0.0f;
-    unsigned codes = 0;
-    if (largest >= 0x7F800000u) {
-      scale = __uint_as_float(0x7FC00000u);
-    } else if (magnitude >= kLeast) {
-      scale = magnitude / kMost;
-      const float factor = kMost / magnitude;
+    for (int i = 0; i < kCount; ++i) {
+      largest[i] = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        largest[i] = max(largest[i], __float_as_uint(values[i][j]) & 0x7FFFFFFFu);
+      }
+      largest[i] = __reduce_max_sync(kAllLanes, largest[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int quad = first + i * kStride;
+      if (quad >= kQuads) continue;
+      const bool finite = largest[i] < 0x7F800000u;
+      const float magnitude = __uint_as_float(largest[i]);
+      const bool some = finite && magnitude >= 0x1p-100f;
+      const float divisor = some ? magnitude : 1.0f;
+      const float factor = some ? 448.0f / divisor : 0.0f;
+      const float scale = finite ? (some ? divisor / 448.0f : 0.0f) : __uint_as_float(0x7FC00000u);
       const auto pair = [&](float a, float b) -> unsigned {
         return __nv_cvt_float2_to_fp8x2(make_float2(a * factor, b * factor), __NV_SATFINITE,
                                         __NV_E4M3);
       };
-      codes = pair(values[0], values[1]) | pair(values[2], values[3]) << 16;
-    }
-    *reinterpret_cast<unsigned*>(out_ + Layout::at(row_, 4 * quad)) = codes;
-    if (quad % kWarp == 0) {
-      *reinterpret_cast<float*>(out_ + Layout::scale_at(row_, quad / kWarp)) = scale;
+      const unsigned codes = pair(values[i][0], values[i][1]) | pair(values[i][2], values[i][3])
+                                                                    << 16;
+      *reinterpret_cast<unsigned*>(out_ + Layout::at(row_, 4 * quad)) = some ? codes : 0;
+      if (quad % kWarp == 0) {
+        *reinterpret_cast<float*>(out_ + Layout::scale_at(row_, quad / kWarp)) = scale;
+      }
     }
   }
 

@@ -1,0 +1,50 @@
+"""Packed weights on their way to a device: pinned slots that threads fill and the device copies from."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from atlas.runtime.backend import Array, Backend
+
+
+class Slot:
+    """One slot of pinned memory. `fill` may be called on any thread; only the slot's user touches it."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self.memory, self.used = memory, 0
+
+    def fill(self, packed: Array) -> None:
+        """Copy a packed run into the slot. It must fit."""
+        raw = packed.reshape(-1).view(np.uint8)
+        np.frombuffer(self.memory, np.uint8)[: raw.nbytes] = raw
+        self.used = raw.nbytes
+
+
+class Uploads:
+    """A ring of slots. All methods belong to the thread that calls the backend."""
+
+    def __init__(self, backend: Backend, slots: int, nbytes: int) -> None:
+        self._backend = backend
+        self._free = [Slot(backend.staging(nbytes)) for _ in range(slots)]
+        self._busy: deque[tuple[int, Slot]] = deque()
+
+    def take(self) -> Slot | None:
+        """A slot to fill; None when all are being filled. Waits for the device if it still copies from all others."""
+        if not self._free and self._busy:
+            ticket, slot = self._busy.popleft()
+            self._backend.wait(ticket)
+            self._free.append(slot)
+        return self._free.pop() if self._free else None
+
+    def send(self, offset: int, slot: Slot) -> None:
+        """Start copying what was filled to the arena at `offset`; the slot is free again once that is done."""
+        self._busy.append((self._backend.upload(offset, slot.memory[: slot.used]), slot))
+
+    def finish(self) -> None:
+        """Wait until everything has arrived."""
+        while self._busy:
+            ticket, slot = self._busy.popleft()
+            self._backend.wait(ticket)
+            self._free.append(slot)
