@@ -21,4 +21,11 @@ __device__ inline void ldmatrix_x4_transposed(unsigned (&registers)[4], unsigned
                : "memory");
 }
 
+// The transpose of an 8 x 8 matrix that lies in the lanes' registers as above (PTX ISA, movmatrix).
+__device__ inline unsigned transpose_8x8(unsigned value) {
+  unsigned transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(value));
+  return transposed;
+}
+
 }  // namespace atlas

@@ -12,7 +12,7 @@ constexpr int kPageTokens = 16, kPageRowBytes = 128;
 constexpr int kPageRowElements = kPageRowBytes / 2;
 
 // Bytes of a page of heads of `head_dim` elements.
-constexpr int kv_page_bytes(int head_dim) {
+__host__ __device__ constexpr int kv_page_bytes(int head_dim) {
   return (head_dim + kPageRowElements - 1) / kPageRowElements * kPageTokens * kPageRowBytes;
 }
 
@@ -24,7 +24,7 @@ __host__ __device__ constexpr int in_page(int token, int element) {
 }
 
 // Offset of a page in a cache of `heads` KV heads, in bytes.
-constexpr __host__ __device__ size_t kv_page_offset(size_t block, int head, int heads,
+__host__ __device__ constexpr size_t kv_page_offset(size_t block, int head, int heads,
                                                     int page_bytes) {
   return (block * heads + head) * page_bytes;
 }
