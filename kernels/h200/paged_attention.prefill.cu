@@ -79,6 +79,9 @@ constexpr int kUnits = n_heads / kHeads;  // tiles that share their rows
 
 constexpr int kHelpers = 96;  // threads of warps 1 to 3
 constexpr int kTokenBarrier = 1, kHelperBarrier = kTokenBarrier + kGroups;
+// Of the file's 65,536, as two or three consuming warpgroups leave them.
+constexpr int kConsumerRegisters = kGroups == 2 ? 224 : 160;
+constexpr int kFeederRegisters = kGroups == 2 ? 56 : 32;
 constexpr float kScaleLog2 = scale * 1.44269504088896341f;
 
 // A tile of work. n_rows 0: there is no more.
@@ -156,6 +159,10 @@ __device__ inline int next_start(const Arguments& a, int row, int end) {
   return end;
 }
 
+// Blocks draw items in order. The last block to have drawn its last one resets the counters for the
+// next launch, which reads them after this one has ended.
+__device__ unsigned next_ticket, blocks_done;
+
 // Warp 0: finds this block's tiles and keeps the rings full.
 __device__ inline void produce(const Arguments& a, const Shared& shared) {
   Control& control = *shared.control;
@@ -172,11 +179,10 @@ __device__ inline void produce(const Arguments& a, const Shared& shared) {
     ++n_works;
   };
   const int n_items = atlas::ceil_div(a.n_rows, kPositions) * kUnits;
-  // Rounds alternate in direction, so that no block gets the longest tile of each.
-  for (int round = 0; round * static_cast<int>(gridDim.x) < n_items; ++round) {
-    const int in_round = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    const int item = n_items - 1 - (round * static_cast<int>(gridDim.x) + in_round);
-    if (item < 0) continue;
+  int ticket = blockIdx.x;
+  while (ticket < n_items) {
+    const int item = n_items - 1 - ticket;
+    if (lane() == 0) ticket = gridDim.x + atomicAdd(&next_ticket, 1);
     const int unit = item % kUnits, kv_head = unit * kHeads / kGroupHeads;
     const int first = item / kUnits * kPositions;
     const int stop = min(first + kPositions, a.n_rows);
@@ -227,8 +233,10 @@ __device__ inline void produce(const Arguments& a, const Shared& shared) {
       row = end;
       // A tile may reach beyond its item's rows; what starts there is the next item's.
     }
+    ticket = __shfl_sync(atlas::kAllLanes, ticket, 0);
   }
   announce({0, 0, 0, 0, 0, 0});
+  if (lane() == 0 && atomicAdd(&blocks_done, 1) == gridDim.x - 1) next_ticket = blocks_done = 0;
 }
 
 // Halves of a word that hold a bf16 infinity or NaN: their highest bits.
@@ -240,7 +248,7 @@ __device__ inline unsigned not_finite(unsigned word) {
 // [begin, last].
 __device__ inline bool zero_broken(char* values, int first_key, int begin, int last) {
   bool broken = false;
-#pragma unroll 4
+#pragma unroll kGroups == 2 ? 4 : 1
   for (int chunk = threadIdx.x - atlas::kWarp; chunk < kStageBytes / 16; chunk += kHelpers) {
     uint4& place = reinterpret_cast<uint4*>(values)[chunk];
     uint4 v = place;
@@ -270,7 +278,7 @@ __device__ inline void help(const Arguments& a, const Shared& shared) {
       const bf16* q = a.q + static_cast<size_t>(work.row) * n_heads * head_dim +
                       work.unit * kHeads * head_dim;
       constexpr int kChunks = head_dim / 8;
-#pragma unroll 2
+#pragma unroll kGroups == 2 ? 2 : 1
       for (int i = threadIdx.x - atlas::kWarp; i < kRows * kChunks; i += kHelpers) {
         const int r = i / kChunks, chunk = i % kChunks;
         const int head = r / kPositions, p = r % kPositions;
@@ -632,14 +640,14 @@ ATLAS_KERNEL(const types::q* __restrict__ q, const types::k_cache* __restrict__ 
                        *max_blocks};
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
-    atlas::give_registers<56>();
+    atlas::give_registers<kFeederRegisters>();
     if (threadIdx.x < atlas::kWarp) {
       produce(a, shared);
     } else {
       help(a, shared);
     }
   } else {
-    atlas::take_registers<kGroups == 2 ? 224 : 152>();
+    atlas::take_registers<kConsumerRegisters>();
     consume(a, shared, warpgroup - 1);
   }
 }
