@@ -481,7 +481,7 @@ __device__ inline void write(Rows& rows, const Arguments& a, const Work& work, i
     const bool inside = p < work.n_rows && head < kHeads;
     const int row = work.row + p, column = (work.unit * kHeads + head) * head_dim;
 #pragma unroll
-    for (int j = 0; j < kColumns / 8; j += 4) {
+    for (int j = 0; j < head_dim / 8; j += 4) {
       unsigned v[4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
