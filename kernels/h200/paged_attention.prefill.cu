@@ -23,11 +23,11 @@ HEADS = 1
 // Tiles: kRows query rows, HEADS query heads of one KV head by kPositions positions of one
 // sequence, cut where a position is a multiple of kPositions, where a sequence ends, and where rows
 // of the step do not follow each other. A block per multiprocessor walks over (tile, heads), the
-// step's last rows (of the longest tiles in a prompt) first. Its first warpgroup feeds the others:
-// warp 0 finds the tiles and copies keys and values into two rings, warps 1 to 3 load queries and
-// check values (below). Each other warpgroup owns 64 query rows: scores of key tile n and values of
-// tile n - 1 are multiplied while the softmax of another warpgroup runs; a token passed around by
-// named barriers keeps them apart.
+// step's last rows (of the longest tiles in a prompt) first. Its first warpgroup feeds the others
+// (prefill_feed.cuh): warp 0 finds the tiles and copies keys, warp 1 values, each into a ring; warps
+// 2 and 3 copy queries and check values (below). Each other warpgroup owns 64 query rows: scores of
+// key tile n and values of tile n - 1 are multiplied while the softmax of another warpgroup runs; a
+// token passed around by named barriers keeps them apart.
 //
 // Keys are cut into tiles at multiples of KEYS, walked from the last to the first. A tile that a row
 // does not see changes nothing of it, to the bit: so its bits depend on its position and sequence,
@@ -35,283 +35,31 @@ HEADS = 1
 //
 // Hidden keys: their scores are replaced, their values weighted 0. But 0 x NaN is NaN: in tiles that
 // are hidden from some row, values that are not finite (or were never written) are set to zero by
-// warps 1 to 3 before they are multiplied, and added at the end to the rows that see them.
+// warps 2 and 3 before they are multiplied, and added at the end to the rows that see them.
 //
 // Flops: 4 x head_dim per query head and visible key; bound by the tensor cores at head_dim 128 and
 // 256, by exponentials as much at 64.
-#include "atlas/async_copy.cuh"
-#include "atlas/bulk_copy.cuh"
 #include "atlas/convert.cuh"
 #include "atlas/instance.h"
 #include "atlas/pdl.cuh"
+#include "atlas/prefill_feed.cuh"
 #include "atlas/reduce.cuh"
 #include "atlas/tiles.cuh"
 #include "atlas/wgmma.cuh"
 
 namespace {
 
-using namespace constants;
-using bf16 = __nv_bfloat16;
+using namespace prefill;
 
 static_assert(atlas::same_type<types::q, bf16> && atlas::same_type<types::k_cache, bf16> &&
                   atlas::same_type<types::v_cache, bf16> && atlas::same_type<types::out, bf16>,
               "queries, caches and outputs are bf16");
-static_assert(n_heads % n_kv_heads == 0, "every KV head serves the same number of query heads");
-static_assert(head_dim % 16 == 0 && head_dim <= 256, "a head is 1 to 16 slices of 16 columns");
 static_assert(scale > 0.0f, "the largest score is found before scaling");
 
-constexpr int kGroups = knobs::WARPGROUPS, kRows = 64 * kGroups;
-constexpr int kKeys = knobs::KEYS, kStages = knobs::STAGES;
-constexpr int kHalves = atlas::ceil_div(head_dim, 64), kColumns = kHalves * 64;
-constexpr int kPage = layout::kv_block_size, kPages = kKeys / kPage;
-constexpr int kPageBytes = kHalves * kPage * 128, kStageBytes = kPages * kPageBytes;
-constexpr int kQueryBytes = kHalves * kRows * 128;
-static_assert(kKeys % kPage == 0 && kPage == 16, "a slice of 16 keys is a page");
-
-__host__ __device__ constexpr int greatest_divisor(int n, int limit) {
-  while (n % limit != 0) --limit;
-  return limit;
-}
-constexpr int kGroupHeads = n_heads / n_kv_heads;
-constexpr int kHeads = greatest_divisor(kGroupHeads, knobs::HEADS);  // query heads of a tile
-constexpr int kPositions = kRows / kHeads;
-constexpr int kUnits = n_heads / kHeads;  // tiles that share their rows
-
-constexpr int kHelpers = 96;  // threads of warps 1 to 3
-constexpr int kTokenBarrier = 1, kHelperBarrier = kTokenBarrier + kGroups;
+constexpr float kScaleLog2 = scale * 1.44269504088896341f;
 // Of the file's 65,536, as two or three consuming warpgroups leave them.
 constexpr int kConsumerRegisters = kGroups == 2 ? 224 : 160;
 constexpr int kFeederRegisters = kGroups == 2 ? 56 : 32;
-constexpr float kScaleLog2 = scale * 1.44269504088896341f;
-
-// A tile of work. n_rows 0: there is no more.
-struct Work {
-  int row, n_rows, position, seq, unit;
-  int broken;  // a visible value of a partly hidden tile is not finite
-
-  __device__ int last() const { return position + n_rows - 1; }
-  __device__ int begin() const { return window > 0 ? max(position - window + 1, 0) : 0; }
-  __device__ int first_tile() const { return begin() / kKeys; }
-  __device__ int last_tile() const { return last() / kKeys; }
-  // Is a key of the tile hidden from a row?
-  __device__ bool partly_hidden(int tile) const {
-    return (tile + 1) * kKeys > position + 1 ||
-           (window > 0 && tile * kKeys < last() - window + 1);
-  }
-};
-
-struct Control {
-  atlas::Barrier work_full[2], work_empty[2], query_full, query_empty;
-  atlas::Barrier key_full[kStages], key_empty[kStages];
-  // Values that need a check arrive at value_raw; the helpers complete value_full.
-  atlas::Barrier value_raw[kStages], value_full[kStages], value_empty[kStages];
-  Work work[2];
-};
-static_assert(sizeof(Control) <= 512, "the declaration leaves 512 bytes");
-
-// Position in a ring of kStages slots.
-struct Ring {
-  int slot = 0;
-  unsigned phase = 0;
-  __device__ void next() {
-    if (++slot == kStages) slot = 0, phase ^= 1;
-  }
-};
-
-struct Arguments {
-  const bf16* q;
-  const char *k_cache, *v_cache;
-  const int *row_position, *row_seq, *block_table;
-  char* out;
-  int n_rows, max_blocks;
-
-  __device__ size_t page_offset(int page, int kv_head) const {
-    return (static_cast<size_t>(page) * n_kv_heads + kv_head) * kPageBytes;
-  }
-};
-
-struct Shared {
-  char *query, *keys, *values;
-  Control* control;
-};
-
-__device__ inline int lane() { return threadIdx.x % atlas::kWarp; }
-
-// The first row in [row, end) that starts a tile, or `end`; row + kPositions >= end.
-__device__ inline int next_start(const Arguments& a, int row, int end) {
-  constexpr int kBallots = atlas::ceil_div(kPositions, atlas::kWarp);
-  unsigned starts[kBallots];
-#pragma unroll
-  for (int i = 0; i < kBallots; ++i) {
-    const int r = row + i * atlas::kWarp + lane();
-    bool start = false;
-    if (r < end) {
-      const int position = a.row_position[r];
-      start = r == 0 || position % kPositions == 0 || a.row_seq[r] != a.row_seq[r - 1] ||
-              a.row_position[r - 1] + 1 != position;
-    }
-    starts[i] = __ballot_sync(atlas::kAllLanes, start);
-  }
-#pragma unroll
-  for (int i = 0; i < kBallots; ++i) {
-    if (starts[i] != 0) return row + i * atlas::kWarp + __ffs(starts[i]) - 1;
-  }
-  return end;
-}
-
-// Blocks draw items in order. The last block to have drawn its last one resets the counters for the
-// next launch, which reads them after this one has ended.
-__device__ unsigned next_ticket, blocks_done;
-
-// Warp 0: finds this block's tiles and keeps the rings full.
-__device__ inline void produce(const Arguments& a, const Shared& shared) {
-  Control& control = *shared.control;
-  int n_works = 0;
-  Ring ring;
-  const auto announce = [&](const Work& work) {
-    const int slot = n_works % 2;
-    control.work_empty[slot].wait((n_works / 2 + 1) % 2);
-    if (lane() == 0) {
-      control.work[slot] = work;
-      control.work_full[slot].arrive();
-    }
-    __syncwarp();
-    ++n_works;
-  };
-  const int n_items = atlas::ceil_div(a.n_rows, kPositions) * kUnits;
-  int ticket = blockIdx.x;
-  while (ticket < n_items) {
-    const int item = n_items - 1 - ticket;
-    if (lane() == 0) ticket = gridDim.x + atomicAdd(&next_ticket, 1);
-    const int unit = item % kUnits, kv_head = unit * kHeads / kGroupHeads;
-    const int first = item / kUnits * kPositions;
-    const int stop = min(first + kPositions, a.n_rows);
-    for (int row = next_start(a, first, stop); row < stop;) {
-      const int end = min(next_start(a, row + 1, min(row + kPositions, a.n_rows)),
-                          a.n_rows);
-      const Work work = {row, end - row, a.row_position[row], a.row_seq[row], unit, 0};
-      announce(work);
-      const int* table = a.block_table + static_cast<size_t>(work.seq) * a.max_blocks;
-      const int first_page = work.begin() / kPage, last_page = work.last() / kPage;
-      const auto page_of = [&](int tile) {  // of this lane, -1 if no row sees it
-        const int page = tile * kPages + lane();
-        const bool used = lane() < kPages && page >= first_page && page <= last_page;
-        return used ? table[page] : -1;
-      };
-      int page = page_of(work.last_tile());
-      for (int tile = work.last_tile(); tile >= work.first_tile(); --tile) {
-        const unsigned used = __ballot_sync(atlas::kAllLanes, page >= 0);
-        const size_t source = a.page_offset(page, kv_head);
-        const int next_page = tile > work.first_tile() ? page_of(tile - 1) : -1;
-        const unsigned bytes = __popc(used) * kPageBytes;
-
-        atlas::Barrier& key_full = control.key_full[ring.slot];
-        control.key_empty[ring.slot].wait(ring.phase ^ 1);
-        if (lane() == 0) key_full.arrive_expect(bytes);
-        __syncwarp();
-        char* keys = shared.keys + ring.slot * kStageBytes + lane() * kPage * 128;
-        if (page >= 0) {
-#pragma unroll
-          for (int half = 0; half < kHalves; ++half) {
-            atlas::bulk_load(keys + half * kKeys * 128, a.k_cache + source + half * kPage * 128,
-                             kPage * 128, key_full);
-          }
-        }
-
-        atlas::Barrier& value_full =
-            work.partly_hidden(tile) ? control.value_raw[ring.slot] : control.value_full[ring.slot];
-        control.value_empty[ring.slot].wait(ring.phase ^ 1);
-        if (lane() == 0) value_full.arrive_expect(bytes);
-        __syncwarp();
-        if (page >= 0) {
-          atlas::bulk_load(shared.values + ring.slot * kStageBytes + lane() * kPageBytes,
-                           a.v_cache + source, kPageBytes, value_full);
-        }
-        ring.next();
-        page = next_page;
-      }
-      row = end;
-      // A tile may reach beyond its item's rows; what starts there is the next item's.
-    }
-    ticket = __shfl_sync(atlas::kAllLanes, ticket, 0);
-  }
-  announce({0, 0, 0, 0, 0, 0});
-  if (lane() == 0 && atomicAdd(&blocks_done, 1) == gridDim.x - 1) next_ticket = blocks_done = 0;
-}
-
-// Halves of a word that hold a bf16 infinity or NaN: their highest bits.
-__device__ inline unsigned not_finite(unsigned word) {
-  return (word & 0x7F807F80u) + 0x00800080u & 0x80008000u;
-}
-
-// Zeroes what is not finite in a tile of values; true if one of those belongs to a key in
-// [begin, last].
-__device__ inline bool zero_broken(char* values, int first_key, int begin, int last) {
-  bool broken = false;
-#pragma unroll kGroups == 2 ? 4 : 1
-  for (int chunk = threadIdx.x - atlas::kWarp; chunk < kStageBytes / 16; chunk += kHelpers) {
-    uint4& place = reinterpret_cast<uint4*>(values)[chunk];
-    uint4 v = place;
-    if (((not_finite(v.x) | not_finite(v.y)) | (not_finite(v.z) | not_finite(v.w))) == 0) continue;
-    const auto zeroed = [](unsigned word) {
-      const unsigned bad = not_finite(word);
-      return word & ~((bad >> 15) * 0xFFFFu);
-    };
-    place = {zeroed(v.x), zeroed(v.y), zeroed(v.z), zeroed(v.w)};
-    const int key = first_key + chunk / (kPageBytes / 16) * kPage + chunk / 8 % kPage;
-    broken |= key >= begin && key <= last;
-  }
-  return broken;
-}
-
-// Warps 1 to 3: queries of each tile, and the check of values of partly hidden key tiles.
-__device__ inline void help(const Arguments& a, const Shared& shared) {
-  Control& control = *shared.control;
-  Ring ring;
-  unsigned raw_phases = 0;  // bit s: the phase of value_raw[s]
-  for (int n = 0;; ++n) {
-    const int slot = n % 2;
-    control.work_full[slot].wait(n / 2 % 2);
-    const Work work = control.work[slot];
-    control.query_empty.wait((n + 1) % 2);
-    if (work.n_rows > 0) {
-      const bf16* q = a.q + static_cast<size_t>(work.row) * n_heads * head_dim +
-                      work.unit * kHeads * head_dim;
-      constexpr int kChunks = head_dim / 8;
-#pragma unroll kGroups == 2 ? 2 : 1
-      for (int i = threadIdx.x - atlas::kWarp; i < kRows * kChunks; i += kHelpers) {
-        const int r = i / kChunks, chunk = i % kChunks;
-        const int head = r / kPositions, p = r % kPositions;
-        const bool inside = p < work.n_rows && head < kHeads;
-        const bf16* source = q + static_cast<size_t>(p) * n_heads * head_dim + head * head_dim;
-        atlas::copy_async_16(
-            shared.query + chunk / 8 * kRows * 128 + r * 128 + (chunk % 8 ^ r % 8) * 16,
-            inside ? source + chunk * 8 : q, inside);
-      }
-      atlas::commit_copies();
-      atlas::wait_copies<0>();
-      atlas::publish_to_async_proxy();
-    }
-    __syncwarp();
-    if (lane() == 0) control.query_full.arrive();
-    if (work.n_rows == 0) return;
-
-    for (int tile = work.last_tile(); tile >= work.first_tile(); --tile, ring.next()) {
-      if (!work.partly_hidden(tile)) continue;
-      control.value_raw[ring.slot].wait(raw_phases >> ring.slot & 1);
-      raw_phases ^= 1u << ring.slot;
-      if (zero_broken(shared.values + ring.slot * kStageBytes, tile * kKeys, work.begin(),
-                      work.last())) {
-        control.work[slot].broken = 1;
-      }
-      atlas::publish_to_async_proxy();
-      atlas::named_barrier(kHelperBarrier, kHelpers);
-      if (threadIdx.x == atlas::kWarp) control.value_full[ring.slot].arrive();
-    }
-    __syncwarp();
-    if (lane() == 0) control.work_empty[slot].arrive();
-  }
-}
 
 __device__ inline float minus_infinity() { return __uint_as_float(0xFF800000u); }
 
@@ -391,8 +139,9 @@ __device__ inline void soften(float (&scores)[kScores], Rows& rows, float (&corr
     largest = fmaxf(largest, __shfl_xor_sync(atlas::kAllLanes, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(atlas::kAllLanes, largest, 2));
     largest = fmaxf(largest, rows.maximum[i]);
-    const float base = largest == minus_infinity() ? 0.0f : largest * kScaleLog2;
-    correction[i] = exp2_approximate(fmaf(rows.maximum[i], kScaleLog2, -base));
+    const float base = largest == minus_infinity() ? 0.0f : __fmul_rn(largest, kScaleLog2);
+    // Exactly 1 where the maximum stays: both products are rounded.
+    correction[i] = exp2_approximate(__fmul_rn(rows.maximum[i], kScaleLog2) - base);
     rows.maximum[i] = largest;
     float sum[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -436,12 +185,11 @@ __device__ inline void rescale(Rows& rows, const float (&correction)[2]) {
 
 // Adds the values that zero_broken took out to the rows that see their keys. Rare, so slow.
 __device__ inline void add_broken(Rows& rows, const Arguments& a, const Work& work) {
-  const int kv_head = work.unit * kHeads / kGroupHeads;
-  const int* table = a.block_table + static_cast<size_t>(work.seq) * a.max_blocks;
+  const int* table = a.table(work);
   for (int key = work.begin(); key <= work.last(); ++key) {
     if (!work.partly_hidden(key / kKeys)) continue;
-    const char* page = a.v_cache + a.page_offset(table[key / kPage], kv_head);
-    const int token = key % kPage;
+    const char* page = a.v_cache + atlas::kv_page_offset(table[key / kPage], work.kv_head(),
+                                                         n_kv_heads, kPageBytes);
     bool sees[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -451,7 +199,7 @@ __device__ inline void add_broken(Rows& rows, const Arguments& a, const Work& wo
 #pragma unroll
     for (int j = 0; j < head_dim / 8; ++j) {
       const unsigned word = *reinterpret_cast<const unsigned*>(
-          page + j / 8 * kPage * 128 + token * 128 + (j % 8 ^ token % 8) * 16 + lane() % 4 * 4);
+          page + atlas::in_page(key % kPage, 8 * j + lane() % 4 * 2));
       if (not_finite(word) == 0) continue;
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
@@ -608,24 +356,7 @@ ATLAS_KERNEL(const types::q* __restrict__ q, const types::k_cache* __restrict__ 
   shared.keys = shared.query + kQueryBytes;
   shared.values = shared.keys + kStages * kStageBytes;
   shared.control = reinterpret_cast<Control*>(shared.values + kStages * kStageBytes);
-  Control& control = *shared.control;
-  constexpr int kConsumerWarps = 4 * kGroups;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) {
-      control.work_full[i].init(1);
-      control.work_empty[i].init(kConsumerWarps + kHelpers / atlas::kWarp);
-    }
-    control.query_full.init(kHelpers / atlas::kWarp);
-    control.query_empty.init(kConsumerWarps);
-    for (int i = 0; i < kStages; ++i) {
-      control.key_full[i].init(1);
-      control.key_empty[i].init(kConsumerWarps);
-      control.value_raw[i].init(1);
-      control.value_full[i].init(1);
-      control.value_empty[i].init(kConsumerWarps);
-    }
-    atlas::publish_barriers();
-  }
+  if (threadIdx.x == 0) shared.control->init();
   __syncthreads();
   atlas::wait_for_inputs();
 
@@ -641,10 +372,13 @@ ATLAS_KERNEL(const types::q* __restrict__ q, const types::k_cache* __restrict__ 
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     atlas::give_registers<kFeederRegisters>();
-    if (threadIdx.x < atlas::kWarp) {
-      produce(a, shared);
+    const int warp = threadIdx.x / atlas::kWarp;
+    if (warp == 0) {
+      feed_work_and_keys(a, shared);
+    } else if (warp == 1) {
+      feed_values(a, shared);
     } else {
-      help(a, shared);
+      feed_queries(a, shared);
     }
   } else {
     atlas::take_registers<kConsumerRegisters>();
