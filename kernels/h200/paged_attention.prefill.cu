@@ -4,15 +4,23 @@ grid = ["multiprocessors", 1, 1]
 block = "(WARPGROUPS + 1) * 128"
 shared = "WARPGROUPS * 64 * 128 * ceil_div(head_dim, 64) + STAGES * 2 * KEYS * 128 * ceil_div(head_dim, 64) + 512"
 pdl = true
+[scratch]
+bytes = 8
+[serves]
+q = ["bf16"]
+k_cache = ["bf16"]
+v_cache = ["bf16"]
+out = ["bf16"]
 [layouts]
 k_cache = "kv_tiles"
 v_cache = "kv_tiles"
-out = "tiles"
+out = "operand"
 [knobs]
 WARPGROUPS = 2
 KEYS = 128
 STAGES = 2
-HEADS = 1
+HEADS = 4
+POLY = 0
 */
 // paged_attention of prompt rows: out[r, h] = softmax(q[r, h] . K * scale) V over positions
 // 0..row_position[r], or the last `window` of them. FlashAttention-3's division of labour.
@@ -66,6 +74,24 @@ __device__ inline float minus_infinity() { return __uint_as_float(0xFF800000u); 
 __device__ inline float exp2_approximate(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 2^x for x <= 0 on the FMA units: 2^f for f in [-1/2, 1/2] by a polynomial (relative error 1e-4, of
+// weights that are rounded to 8 bits), times a power of two by adding to the exponent. Exactly 0
+// from -127 down; anything for NaN.
+__device__ inline float exp2_polynomial(float x) {
+  x = fmaxf(x, -127.0f);
+  const float shifted = x + 12582912.0f;  // 1.5 x 2^23: the low bits are round(x)
+  const float f = x - (shifted - 12582912.0f);
+  const float p = fmaf(fmaf(fmaf(0.05500869f, f, 0.24221063f), f, 0.6932829f), f, 1.0f);
+  return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
+}
+
+// The larger one; NaN if one is.
+__device__ inline float max_or_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
 
@@ -125,20 +151,21 @@ __device__ inline void hide(float (&scores)[kScores], const Rows& rows, int firs
 }
 
 // Scores become weights relative to the new maximum; `correction` is what older weights are
-// multiplied with. A row that has seen no key yet keeps maximum -inf and weights 0.
+// multiplied with. A row that has seen no key yet keeps maximum -inf and weights 0; a score that is
+// NaN makes all weights NaN, one of +inf as well.
 __device__ inline void soften(float (&scores)[kScores], Rows& rows, float (&correction)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     float high[2] = {scores[2 * i], scores[2 * i + 1]};
 #pragma unroll
     for (int j = 1; j < kKeys / 8; ++j) {
-      high[0] = fmaxf(high[0], scores[4 * j + 2 * i]);
-      high[1] = fmaxf(high[1], scores[4 * j + 2 * i + 1]);
+      high[0] = max_or_nan(high[0], scores[4 * j + 2 * i]);
+      high[1] = max_or_nan(high[1], scores[4 * j + 2 * i + 1]);
     }
-    float largest = fmaxf(high[0], high[1]);
-    largest = fmaxf(largest, __shfl_xor_sync(atlas::kAllLanes, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(atlas::kAllLanes, largest, 2));
-    largest = fmaxf(largest, rows.maximum[i]);
+    float largest = max_or_nan(high[0], high[1]);
+    largest = max_or_nan(largest, __shfl_xor_sync(atlas::kAllLanes, largest, 1));
+    largest = max_or_nan(largest, __shfl_xor_sync(atlas::kAllLanes, largest, 2));
+    largest = max_or_nan(largest, rows.maximum[i]);
     const float base = largest == minus_infinity() ? 0.0f : __fmul_rn(largest, kScaleLog2);
     // Exactly 1 where the maximum stays: both products are rounded.
     correction[i] = exp2_approximate(__fmul_rn(rows.maximum[i], kScaleLog2) - base);
@@ -149,7 +176,9 @@ __device__ inline void soften(float (&scores)[kScores], Rows& rows, float (&corr
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& s = scores[4 * j + 2 * i + e];
-        s = exp2_approximate(fmaf(s, kScaleLog2, -base));
+        const float x = fmaf(s, kScaleLog2, -base);
+        s = knobs::POLY > 0 && j % knobs::POLY == knobs::POLY - 1 ? exp2_polynomial(x)
+                                                                  : exp2_approximate(x);
         sum[e] += s;
       }
     }
@@ -293,7 +322,9 @@ __device__ inline void consume(const Arguments& a, const Shared& shared, int gro
     int tile = work.last_tile();
     const int first_tile = work.first_tile();
     control.key_full[keys.slot].wait(keys.phase);
+    if (knobs::STAGGER) take_token();
     start_scores(scores, query, shared.keys + keys.slot * kStageBytes);
+    if (knobs::STAGGER) pass_token();
     atlas::wgmma_wait<0>();
     atlas::wgmma_hold(scores);
     release(control.key_empty[keys.slot]);
@@ -349,7 +380,8 @@ ATLAS_KERNEL(const types::q* __restrict__ q, const types::k_cache* __restrict__ 
              const types::row_position* __restrict__ row_position,
              const types::row_seq* __restrict__ row_seq,
              const types::block_table* __restrict__ block_table, types::out* __restrict__ out,
-             const int* rows, const int* /*seqs*/, const int* max_blocks, const int* /*blocks*/) {
+             const int* rows, const int* /*seqs*/, const int* max_blocks, const int* /*blocks*/,
+             unsigned char* scratch) {
   atlas::launch_dependents();
   Shared shared;
   shared.query = dynamic_shared;
@@ -367,6 +399,7 @@ ATLAS_KERNEL(const types::q* __restrict__ q, const types::k_cache* __restrict__ 
                        row_seq,
                        block_table,
                        reinterpret_cast<char*>(out),
+                       reinterpret_cast<unsigned*>(scratch),
                        *rows,
                        *max_blocks};
   const int warpgroup = threadIdx.x / 128;

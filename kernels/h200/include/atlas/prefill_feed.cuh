@@ -96,6 +96,8 @@ struct Arguments {
   const char *k_cache, *v_cache;
   const int *row_position, *row_seq, *block_table;
   char* out;
+  unsigned* drawn;  // items beyond each block's first one, and blocks that are done; zeros between
+                    // launches
   int n_rows, max_blocks;
 
   __device__ const int* table(const Work& work) const {
@@ -175,10 +177,6 @@ __device__ inline void copy_tiles(const Arguments& a, const Shared& shared, cons
   }
 }
 
-// Blocks draw items in order. The last block to have drawn its last one resets the counters for the
-// next launch, which reads them after this one has ended.
-__device__ unsigned next_ticket, blocks_done;
-
 // Warp 0: draws items, which are tiles that start in kPositions rows, for one unit; announces the
 // tiles and copies their keys.
 __device__ inline void feed_work_and_keys(const Arguments& a, const Shared& shared) {
@@ -199,7 +197,7 @@ __device__ inline void feed_work_and_keys(const Arguments& a, const Shared& shar
   int ticket = blockIdx.x;
   while (ticket < n_items) {
     const int item = n_items - 1 - ticket;
-    if (lane() == 0) ticket = gridDim.x + atomicAdd(&next_ticket, 1);
+    if (lane() == 0) ticket = gridDim.x + atomicAdd(a.drawn, 1);
     const int first = item / kUnits * kPositions, stop = min(first + kPositions, a.n_rows);
     for (int row = next_start(a, first, stop); row < stop;) {
       const int end = next_start(a, row + 1, min(row + kPositions, a.n_rows));
@@ -211,7 +209,8 @@ __device__ inline void feed_work_and_keys(const Arguments& a, const Shared& shar
     ticket = __shfl_sync(atlas::kAllLanes, ticket, 0);
   }
   announce({0, 0, 0, 0, 0, 0});
-  if (lane() == 0 && atomicAdd(&blocks_done, 1) == gridDim.x - 1) next_ticket = blocks_done = 0;
+  // The last block resets the counters: all have drawn their last item.
+  if (lane() == 0 && atomicAdd(a.drawn + 1, 1) == gridDim.x - 1) a.drawn[0] = a.drawn[1] = 0;
 }
 
 // Warp 1.
@@ -255,7 +254,9 @@ __device__ inline bool zero_broken(char* values, int first_key, int begin, int l
     for (int i = first; i < first + kBatch * kHelpers && i < kChunks; i += kHelpers) {
       const uint4 v = chunks[i];
       if (not_finite(v) == 0) continue;
-      const auto zeroed = [](unsigned word) { return word & ~((not_finite(word) >> 15) * 0xFFFFu); };
+      const auto zeroed = [](unsigned word) {
+        return word & ~((not_finite(word) >> 15) * 0xFFFFu);
+      };
       chunks[i] = {zeroed(v.x), zeroed(v.y), zeroed(v.z), zeroed(v.w)};
       const int chunk = i + threadIdx.x - 2 * atlas::kWarp;
       const int key = first_key + chunk / (kPageBytes / 16) * kPage + chunk / 8 % kPage;
