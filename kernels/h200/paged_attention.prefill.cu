@@ -2,7 +2,7 @@
 [launch]
 grid = ["multiprocessors", 1, 1]
 block = "(WARPGROUPS + 1) * 128"
-shared = "WARPGROUPS * 64 * 128 * ceil_div(head_dim, 64) + STAGES * 2 * KEYS * 128 * ceil_div(head_dim, 64) + 512"
+shared = "(WARPGROUPS * 64 + STAGES * 2 * KEYS) * 128 * HALVES + 512"
 pdl = true
 [scratch]
 bytes = 8
@@ -17,10 +17,12 @@ v_cache = "kv_tiles"
 out = "operand"
 [knobs]
 WARPGROUPS = 2
-KEYS = 128
-STAGES = 2
+HALVES = "ceil_div(head_dim, 64)"
+KEYS = "400 // (HALVES + 1) // 16 * 16"
+STAGES = "min(4, (shared_memory_per_block - 512 - WARPGROUPS * 64 * 128 * HALVES) // (2 * KEYS * 128 * HALVES))"
 HEADS = 4
 POLY = 0
+STAGGER = 0
 */
 // paged_attention of prompt rows: out[r, h] = softmax(q[r, h] . K * scale) V over positions
 // 0..row_position[r], or the last `window` of them. FlashAttention-3's division of labour.
