@@ -49,7 +49,7 @@ def compare(runner: Runner, reference: Runner) -> list[Difference]:
             side.backend.begin_step(side.plan.offsets["step.header"], side.step_memory, side.block.used_bytes())
         for index, launch in enumerate(launches):
             for name in dict.fromkeys((*launch.reads(), *launch.writes())):
-                if runner.buffers[name].kind in ("workspace", "state"):
+                if runner.buffers[name].kind in ("workspace", "state", "result"):
                     reference.write(name, runner.stored(name))
             runner.run_launch(program, index)
             reference.run_launch(program, index)

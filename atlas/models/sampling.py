@@ -16,7 +16,7 @@ def record(recorder: Recorder, vocab: int) -> None:
     sizes = {"vocab": vocab}
     per_slot = ("n_slots", vocab)
     adjusted = recorder.buffer("adjusted", "f32", ("n_logits", vocab), "workspace")
-    token = recorder.buffer("token", "i32", ("n_logits",), "state")
+    token = recorder.buffer("token", "i32", ("n_logits",), "result")
     token_count = recorder.buffer("token_count", "i32", per_slot, "state")
     recorder.launch(
         "adjust_logits",
@@ -66,10 +66,10 @@ def record(recorder: Recorder, vocab: int) -> None:
             "n_top": "step.logit_n_top",
             "target": "step.logit_target",
             "token": token,
-            "logprob": recorder.buffer("logprob", "f32", ("n_logits",), "state"),
-            "rank": recorder.buffer("rank", "i32", ("n_logits",), "state"),
-            "top_token": recorder.buffer("top_token", "i32", ("n_logits", MAX_TOP), "state"),
-            "top_logprob": recorder.buffer("top_logprob", "f32", ("n_logits", MAX_TOP), "state"),
+            "logprob": recorder.buffer("logprob", "f32", ("n_logits",), "result"),
+            "rank": recorder.buffer("rank", "i32", ("n_logits",), "result"),
+            "top_token": recorder.buffer("top_token", "i32", ("n_logits", MAX_TOP), "result"),
+            "top_logprob": recorder.buffer("top_logprob", "f32", ("n_logits", MAX_TOP), "result"),
         },
         {"logits": "n_logits"},
         {**sizes, "max_top": MAX_TOP},

@@ -7,15 +7,13 @@ that must stay as it is until the device has copied it, and memory that results 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 import numpy as np
 
-from atlas.runtime.backend import Array, Backend
+from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.dtypes import NUMPY
-from atlas.runtime.memory_plan import MemoryPlan
-from atlas.runtime.program import Buffer
-from atlas.runtime.step import Limits, StepBlock, offsets
+from atlas.runtime.program import Program
+from atlas.runtime.step import StepBlock, offsets
 
 TOKENS = ("token",)
 LOGPROBS = ("logprob", "rank", "top_token", "top_logprob")
@@ -30,13 +28,30 @@ class Results:
     array: Array
 
 
+class Place:
+    """A place on the device for a step's block and results, and the programs loaded for it: `forward` and `sample`, and
+    where graphs are made both as one, `step`."""
+
+    def __init__(self, backend: Backend, forward: BoundProgram, sample: BoundProgram, index: int, graphs: bool) -> None:
+        self.plan = forward.plan.at(index)
+        here = [dataclasses.replace(program, plan=self.plan) for program in (forward, sample)]
+        self.forward, self.sample = map(backend.load, here)
+        self.step: int | None = None
+        if graphs:
+            launches = forward.program.launches + sample.program.launches
+            self.step = backend.load(dataclasses.replace(here[0], program=Program("step", launches)))
+
+
 class Slot:
     """What one step in flight occupies. `memory` is the step block's, `block` the views of its fields."""
 
-    def __init__(self, backend: Backend, plan: MemoryPlan, buffers: Mapping[str, Buffer], limits: Limits) -> None:
+    def __init__(self, backend: Backend, place: Place, bound: BoundProgram) -> None:
+        """`bound`: one of the programs, for its buffers and limits."""
+        limits, buffers = bound.limits, bound.buffers
+        self.place = place
         self.memory = backend.staging(offsets(limits)[1])
         self.block = StepBlock(self.memory, limits)
-        self._backend, self._plan = backend, plan
+        self._backend = backend
         self._results: dict[str, Results] = {}
         for name in (*TOKENS, *LOGPROBS):
             shape, dtype = buffers[name].extents(limits.symbols()), NUMPY[buffers[name].dtype]
@@ -52,7 +67,7 @@ class Slot:
     def read_later(self, name: str, rows: int) -> None:
         """Copy the first `rows` rows of a result once the device has computed them."""
         results = self._results[name]
-        self._backend.read_later(self._plan.offsets[name], results.memory[: results.array[:rows].nbytes])
+        self._backend.read_later(self.place.plan.offsets[name], results.memory[: results.array[:rows].nbytes])
 
     def result(self, name: str, rows: int) -> Array:
         """What `read_later` has brought. Overwritten by a later step of this slot."""

@@ -132,7 +132,7 @@ def buffer_layouts(programs: StepPrograms, kernels: Mapping[str, KernelEntry]) -
         for operand, name in launch.operands:
             layout = entry.layouts.get(operand, ROW_MAJOR) if entry else ROW_MAJOR
             where = f"kernel {launch.key.name()} of launch {launch.name}"
-            if programs.buffers[name].kind in ("step", "delivery"):
+            if programs.buffers[name].kind in ("step", "result", "delivery"):
                 layouts[name], first[name] = ROW_MAJOR, "the host"
             if layouts.setdefault(name, layout) != layout:
                 raise BuildError(

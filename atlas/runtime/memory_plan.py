@@ -1,4 +1,4 @@
-"""Memory plan: one arena, weights | state | step and delivery blocks | scratch of kernels | workspace.
+"""Memory plan: one arena, weights | state | delivery | step blocks and results | scratch of kernels | workspace.
 
 Workspace buffers share memory when their lifetimes over the launches of a step do not overlap.
 Every byte of the arena has an owner in `MemoryPlan.ledger()`.
@@ -21,12 +21,21 @@ ALIGNMENT = 256
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPlan:
-    """Where each buffer lies. offsets, sizes: bytes; regions: region -> (begin, end)."""
+    """Where each buffer lies. offsets, sizes: bytes; regions: region -> (begin, end).
+
+    places: offsets of the step block's fields and the results, once for each step that may be in flight;
+    `offsets` has those of the first.
+    """
 
     offsets: Mapping[str, int]
     sizes: Mapping[str, int]
     regions: Mapping[str, tuple[int, int]]
     total: int
+    places: tuple[Mapping[str, int], ...]
+
+    def at(self, place: int) -> MemoryPlan:
+        """The plan for steps that use the given place."""
+        return dataclasses.replace(self, offsets={**self.offsets, **self.places[place]})
 
     def ledger(self) -> list[tuple[str, int]]:
         """(region, bytes) in order; the sum is `total`."""
@@ -72,12 +81,14 @@ def plan(
     limits: step.Limits,
     physical_sizes: Mapping[str, int],
     scratch: Mapping[str, int] | None = None,
+    places: int = 1,
 ) -> MemoryPlan:
     """Plan the arena.
 
     Args:
         physical_sizes: bytes of buffers whose layout on the device is not row-major.
         scratch: of kernels, by symbol (`scratch_of`); it must be zeroed at load.
+        places: for the step block and the results, so that copies of one step run beside the next step.
     """
     symbols = limits.symbols()
 
@@ -105,9 +116,16 @@ def plan(
 
     field_offsets, step_bytes = step.offsets(limits)
     begin = cursor
-    for field, offset in field_offsets.items():
-        offsets[f"step.{field}"] = begin + offset
-    cursor = _align(begin + step_bytes)
+    of_steps: list[Mapping[str, int]] = []
+    for _ in range(places):
+        of_step = {f"step.{field}": cursor + offset for field, offset in field_offsets.items()}
+        cursor = _align(cursor + step_bytes)
+        for buffer in programs.buffers.values():
+            if buffer.kind == "result":
+                of_step[buffer.name] = cursor
+                cursor = _align(cursor + sizes[buffer.name])
+        of_steps.append(of_step)
+    offsets |= of_steps[0]
     regions["step"] = (begin, cursor)
 
     begin = cursor
@@ -122,7 +140,7 @@ def plan(
         offsets[name] = begin + offset
     cursor = begin + workspace_bytes
     regions["workspace"] = (begin, cursor)
-    return MemoryPlan(offsets, sizes, regions, cursor)
+    return MemoryPlan(offsets, sizes, regions, cursor, tuple(of_steps))
 
 
 def _place_workspace(programs: StepPrograms, sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:

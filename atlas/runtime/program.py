@@ -18,7 +18,7 @@ from atlas.runtime.step import FIELDS, SYMBOLS
 from atlas.targets import formats
 from atlas.targets.expression import evaluate, names_in
 
-BufferKind = Literal["weight", "state", "workspace", "step", "delivery"]
+BufferKind = Literal["weight", "state", "workspace", "step", "result", "delivery"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Buffer:
 
     shape: expressions over step symbols and integers.
     kind: weight (written at load), state (persists between steps), workspace (reused when dead),
-        step (a field of the step block), delivery (written by the host between forward and sample).
+        step (a field of the step block), result (read by the host after the step), delivery (written by the host
+        between forward and sample).
     """
 
     name: str

@@ -19,9 +19,10 @@ from atlas.models import ModelConfig, family_of, fusion
 from atlas.runtime import core, host, kernel_set, kernel_sources, loader, memory_plan, variants, weight_formats
 from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.dtypes import NUMPY
-from atlas.runtime.flight import LOGPROBS, TOKENS, InFlight, Slot
+from atlas.runtime.flight import LOGPROBS, TOKENS, InFlight, Place, Slot
 from atlas.runtime.kernel_set import Choice
-from atlas.runtime.program import Buffer, Program, StepPrograms
+from atlas.runtime.memory_plan import MemoryPlan
+from atlas.runtime.program import Buffer, StepPrograms
 from atlas.runtime.reference import ReferenceBackend
 from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL, Limits, StepBlock
 from atlas.targets.quant import Recipe, recipe
@@ -123,17 +124,15 @@ class Runner:
     ) -> None:
         self.config, self.choice, self.backend, self.limits = config, choice, backend, limits
         self.max_context = max_context
-        self.plan, self.buffers, self.layouts, self.ledger = forward.plan, forward.buffers, layouts, ledger
+        self.buffers, self.layouts, self.ledger = forward.buffers, layouts, ledger
         self.forward_program, self.sample_program = forward.program, sample.program
-        self._forward, self._sample = backend.load(forward), backend.load(sample)
-        self._launches = forward.program.launches + sample.program.launches
-        self._step: int | None = None
+        self._bound, self._launches = forward, forward.program.launches + sample.program.launches
+        graphs = choice.backend == "cuda"
+        self._places = [Place(backend, forward, sample, i, graphs) for i in range(len(forward.plan.places))]
         self.decode_rows = 0
-        if choice.backend == "cuda":
-            # As one program, which graphs are made of.
-            self._step = backend.load(dataclasses.replace(forward, program=Program("step", self._launches)))
+        if graphs:
             self.decode_rows = min(limits.n_rows, variants.most_rows(self._launches, forward.kernels, "n_rows"))
-        self.work_ahead(int(choice.backend == "cuda"))
+        self.work_ahead(len(self._places) - 1)
         self._tokens = np.zeros(limits.n_logits, np.int32)
 
     @property
@@ -146,10 +145,20 @@ class Runner:
         """The memory of `block`."""
         return self._slots[self._next].memory
 
+    @property
+    def plan(self) -> MemoryPlan:
+        """Where buffers lie in the next step."""
+        return self._here.plan
+
+    @property
+    def _here(self) -> Place:
+        """The place on the device of the next step."""
+        return self._slots[self._next].place
+
     def work_ahead(self, steps: int) -> None:
         """Let `steps` steps be in flight while the next one is made. None may be in flight now."""
         self.ahead = steps
-        self._slots = [Slot(self.backend, self.plan, self.buffers, self.limits) for _ in range(steps + 1)]
+        self._slots = [Slot(self.backend, self._places[i % len(self._places)], self._bound) for i in range(steps + 1)]
         self._next = 0
 
     @property
@@ -206,7 +215,9 @@ class Runner:
             variants.most_rows(programs.launches(), kernels, "n_logits"),
         )
         sizes = {name: _nbytes(programs.buffers[name], layout, limits.symbols()) for name, layout in layouts.items()}
-        plan = memory_plan.plan(programs, limits, sizes, memory_plan.scratch_of(programs, kernels))
+        # A GPU works beside the host: copies of one step run beside the next.
+        places = 2 if choice.backend == "cuda" else 1
+        plan = memory_plan.plan(programs, limits, sizes, memory_plan.scratch_of(programs, kernels), places)
         forward, sample = (
             BoundProgram(program, programs.buffers, plan, limits, kernels)
             for program in (programs.forward, programs.sample)
@@ -236,15 +247,17 @@ class Runner:
         stage("warm up")
         runner.warm_up()
         for rows in buckets:
-            runner.warm_up(PHASE_DECODE, rows)
+            for _ in runner._places:
+                runner.warm_up(PHASE_DECODE, rows)
         ledger[-1] = (ledger[-1][0], time.perf_counter() - started)
         return runner
 
     def capture(self, buckets: Iterable[int]) -> None:
         """Record the graphs that decode steps of up to so many rows are replayed from."""
-        assert self._step is not None
-        for rows in buckets:
-            self.backend.capture(self._step, PHASE_DECODE, rows)
+        for place in self._places:
+            assert place.step is not None
+            for rows in buckets:
+                self.backend.capture(place.step, PHASE_DECODE, rows)
 
     def warm_up(self, phase: int = PHASE_PREFILL, rows: int = 1) -> None:
         """Run one step of `rows` sequences of one row, so that nothing is loaded or touched first by a request. Leaves
@@ -271,16 +284,17 @@ class Runner:
         masks: bit masks to deliver, as `deliver_mask` takes them.  logprobs: whether some row asks for them.
         """
         slot, rows = self._slots[self._next], self.block.symbols()["n_logits"]
-        self._next = (self._next + 1) % len(self._slots)
-        self.backend.begin_step(self.plan.offsets["step.header"], slot.memory, slot.block.used_bytes())
-        if rows and masks is None and self._step is not None:
-            self.backend.run(self._step, 0, len(self._launches))
+        place = slot.place
+        self.backend.begin_step(place.plan.offsets["step.header"], slot.memory, slot.block.used_bytes())
+        if rows and masks is None and place.step is not None:
+            self.backend.run(place.step, 0, len(self._launches))
         else:
-            self.backend.run(self._forward, 0, len(self.forward_program.launches))
+            self.backend.run(place.forward, 0, len(self.forward_program.launches))
             if masks is not None:
                 self.deliver_mask(masks)
             if rows:
-                self.backend.run(self._sample, 0, len(self.sample_program.launches))
+                self.backend.run(place.sample, 0, len(self.sample_program.launches))
+        self._next = (self._next + 1) % len(self._slots)
         if rows:
             for name in (*TOKENS, *(LOGPROBS if logprobs else ())):
                 slot.read_later(name, rows)
@@ -298,7 +312,7 @@ class Runner:
     def forward(self) -> None:
         """Run the forward program on the step that `block` describes."""
         self.backend.begin_step(self.plan.offsets["step.header"], self.step_memory, self.block.used_bytes())
-        self.backend.run(self._forward, 0, len(self.forward_program.launches))
+        self.backend.run(self._here.forward, 0, len(self.forward_program.launches))
 
     def write_slot(self, name: str, slot: int, row: Array) -> None:
         """Before forward: one slot's row of per-slot state, "logit_bias" (float32) or "token_count" (int32) [vocab]."""
@@ -311,7 +325,7 @@ class Runner:
 
     def sample(self) -> Array:
         """Run the sample program. Returns the tokens [n_logits], INVALID_TOKEN where logits were not finite."""
-        self.backend.run(self._sample, 0, len(self.sample_program.launches))
+        self.backend.run(self._here.sample, 0, len(self.sample_program.launches))
         count = self.block.symbols()["n_logits"]
         self.backend.read(self.plan.offsets["token"], self._tokens[:count])
         return self._tokens[:count]
@@ -335,7 +349,7 @@ class Runner:
 
     def run_launch(self, program: str, index: int) -> None:
         """Run one launch of "forward" or "sample" on the current step: for debugging."""
-        self.backend.run(self._forward if program == "forward" else self._sample, index, index + 1)
+        self.backend.run(self._here.forward if program == "forward" else self._here.sample, index, index + 1)
 
     def run_timed(self) -> list[float]:
         """Run forward and sample on the current step. Returns the seconds of each launch alone: for debugging."""
@@ -343,7 +357,10 @@ class Runner:
         self.backend.begin_step(self.plan.offsets["step.header"], self.step_memory, self.block.used_bytes())
         return [
             seconds
-            for handle, program in ((self._forward, self.forward_program), (self._sample, self.sample_program))
+            for handle, program in (
+                (self._here.forward, self.forward_program),
+                (self._here.sample, self.sample_program),
+            )
             for seconds in self.backend.run_timed(handle, 0, len(program.launches))
         ]
 

@@ -54,7 +54,8 @@ class Backend {
 
   // Begin a step: copy `bytes` of the step block (host) to `offset` in the arena. The block's
   // header supplies the dims of the runs that follow. A block in staging() memory must stay as it
-  // is until a fence() taken after this call is passed.
+  // is until a fence() taken after this call is passed. Steps that alternate between two places
+  // are faster: the block is copied while the step before runs.
   virtual void begin_step(size_t offset, const void* block, size_t bytes) = 0;
 
   // Run launches [begin, end) of a program, in order.
@@ -67,7 +68,8 @@ class Backend {
   }
 
   // Copy from the arena to `data`, which is staging() memory; complete once a fence() taken
-  // afterwards is passed.
+  // afterwards is passed. The next step may run meanwhile, if its place is another: it must then
+  // not write what is read here. The step after that waits.
   virtual void read_later(size_t offset, void* data, size_t bytes) { read(offset, data, bytes); }
 
   // A mark behind everything begun so far; wait() returns once that is done, passed() tells.

@@ -14,7 +14,7 @@
 //                     early, or reads it too early, gets what a device would give
 //
 // A kernel called `store_dim` writes the value of its second argument, a dim, to its first, an
-// operand. Work of all streams is done in the order in which it was begun.
+// operand.
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -70,13 +70,21 @@ static Result outcome(const char* function) {
     if (failed != 0) return failed;          \
   } while (0)
 
-// Work on a stream: a copy, a fill, a kernel or an event, which notes how many kernels ran before.
+// Work on a stream: a copy, a fill, a kernel, an event (which notes how many kernels ran before) or
+// a wait for one.
+typedef struct Event {
+  int kernels;         // that ran before it was last reached
+  int recorded, done;  // how often it was set, and reached
+} Event;
+
 typedef struct Work {
-  enum { COPY, FILL, KERNEL, EVENT } kind;
+  enum { COPY, FILL, KERNEL, EVENT, WAIT } kind;
   void* to;
   const void* from;
   size_t bytes;
   unsigned char value;
+  Event* event;
+  int count;       // of the event's being reached, that a wait is for
   char text[192];  // a kernel's line of the log
   struct Work* next;
 } Work;
@@ -88,8 +96,11 @@ typedef struct Queue {
 
 typedef Queue Graph;
 
-static Queue pending = {NULL, NULL};
+enum { STREAMS = 16 };
+static Queue streams[STREAMS];
+static int n_streams = 0;
 static Graph* capturing = NULL;
+static int kernels_run = 0;
 
 static void put(Queue* queue, Work work) {
   Work* copy = malloc(sizeof work);
@@ -100,34 +111,46 @@ static void put(Queue* queue, Work work) {
   queue->end = &copy->next;
 }
 
-static int kernels_run = 0;
-
 static void perform(const Work* work) {
   if (work->kind == COPY) memcpy(work->to, work->from, work->bytes);
   if (work->kind == FILL) memset(work->to, work->value, work->bytes);
-  if (work->kind == EVENT) *(int*)work->to = kernels_run;
+  if (work->kind == EVENT) {
+    work->event->kernels = kernels_run;
+    ++work->event->done;
+  }
   if (work->kind != KERNEL) return;
   ++kernels_run;
   append("FAKE_CUDA_LOG", work->text);
   if (work->to != NULL) *(int*)work->to = *(const int*)work->from;
 }
 
-static void finish(void) {
-  while (pending.first != NULL) {
-    Work* work = pending.first;
-    pending.first = work->next;
+// Runs a stream up to a wait for what is not yet done. Returns how much was done.
+static int advance(Queue* stream) {
+  int done = 0;
+  while (stream->first != NULL) {
+    Work* work = stream->first;
+    if (work->kind == WAIT && work->event->done < work->count) break;
+    stream->first = work->next;
     perform(work);
     free(work);
+    ++done;
+  }
+  return done;
+}
+
+// Every stream in turn as far as it can go: only what is ordered by events is in order.
+static void finish(void) {
+  const int backward = getenv("FAKE_CUDA_BACKWARD") != NULL;
+  for (int done = 1; done != 0;) {
+    done = 0;
+    for (int i = 0; i < n_streams; ++i) done += advance(&streams[backward ? n_streams - 1 - i : i]);
   }
 }
 
-static void begin(Work work) {
-  if (capturing != NULL) {
-    put(capturing, work);
-    return;
-  }
-  put(&pending, work);
-  if (getenv("FAKE_CUDA_LAZY") == NULL) finish();
+static void begin(void* stream, Work work) {
+  if (work.kind == EVENT) ++work.event->recorded;
+  put(capturing != NULL ? capturing : (Queue*)stream, work);
+  if (capturing == NULL && getenv("FAKE_CUDA_LAZY") == NULL) finish();
 }
 
 Result cuGetErrorName(Result code, const char** name) {
@@ -227,27 +250,26 @@ Result cuMemFreeHost(void* pointer) {
   RETURN;
 }
 Result cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, void* stream) {
-  (void)stream;
   CHECK;
-  begin((Work){.kind = COPY, .to = (void*)(size_t)to, .from = from, .bytes = bytes});
+  begin(stream, (Work){.kind = COPY, .to = (void*)(size_t)to, .from = from, .bytes = bytes});
   return 0;
 }
 Result cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, size_t bytes, void* stream) {
-  (void)stream;
   CHECK;
-  begin((Work){.kind = COPY, .to = to, .from = (const void*)(size_t)from, .bytes = bytes});
+  begin(stream, (Work){.kind = COPY, .to = to, .from = (const void*)(size_t)from, .bytes = bytes});
   return 0;
 }
 Result cuMemsetD8Async(unsigned long long to, unsigned char value, size_t bytes, void* stream) {
-  (void)stream;
   CHECK;
-  begin((Work){.kind = FILL, .to = (void*)(size_t)to, .value = value, .bytes = bytes});
+  begin(stream, (Work){.kind = FILL, .to = (void*)(size_t)to, .value = value, .bytes = bytes});
   return 0;
 }
 Result cuStreamCreate(void** stream, unsigned flags) {
   (void)flags;
-  *stream = (void*)2;
-  RETURN;
+  CHECK;
+  if (n_streams == STREAMS) return 2;
+  *stream = &streams[n_streams++];
+  return 0;
 }
 Result cuStreamDestroy_v2(void* stream) {
   (void)stream;
@@ -260,12 +282,14 @@ Result cuStreamSynchronize(void* stream) {
   return 0;
 }
 Result cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
-  (void)stream, (void)event, (void)flags;
-  RETURN;
+  (void)flags;
+  CHECK;
+  begin(stream, (Work){.kind = WAIT, .event = event, .count = ((Event*)event)->recorded});
+  return 0;
 }
 Result cuEventCreate(void** event, unsigned flags) {
   (void)flags;
-  *event = calloc(1, sizeof(int));
+  *event = calloc(1, sizeof(Event));
   RETURN;
 }
 Result cuEventDestroy_v2(void* event) {
@@ -273,15 +297,14 @@ Result cuEventDestroy_v2(void* event) {
   RETURN;
 }
 Result cuEventRecord(void* event, void* stream) {
-  (void)stream;
   CHECK;
-  begin((Work){.kind = EVENT, .to = event});
+  begin(stream, (Work){.kind = EVENT, .event = event});
   return 0;
 }
 Result cuEventRecordWithFlags(void* event, void* stream, unsigned flags) {
-  (void)stream, (void)flags;
+  (void)flags;
   CHECK;
-  begin((Work){.kind = EVENT, .to = event});
+  begin(stream, (Work){.kind = EVENT, .event = event});
   return 0;
 }
 Result cuEventSynchronize(void* event) {
@@ -291,13 +314,13 @@ Result cuEventSynchronize(void* event) {
   return 0;
 }
 Result cuEventQuery(void* event) {
-  (void)event;
   CHECK;
-  return pending.first == NULL ? 0 : 600;  // not ready
+  return ((Event*)event)->done == ((Event*)event)->recorded ? 0 : 600;  // not ready
 }
 Result cuEventElapsedTime(float* milliseconds, void* begin_event, void* end_event) {
   // A kernel takes 0.5 ms, an event 0.25.
-  *milliseconds = 0.5f * (float)(*(int*)end_event - *(int*)begin_event) + 0.25f;
+  *milliseconds =
+      0.5f * (float)(((Event*)end_event)->kernels - ((Event*)begin_event)->kernels) + 0.25f;
   RETURN;
 }
 Result cuStreamBeginCapture_v2(void* stream, int mode) {
@@ -325,9 +348,10 @@ Result cuGraphUpload(void* exec, void* stream) {
   RETURN;
 }
 Result cuGraphLaunch(void* exec, void* stream) {
-  (void)stream;
   CHECK;
-  for (const Work* work = ((Graph*)exec)->first; work != NULL; work = work->next) begin(*work);
+  for (const Work* work = ((Graph*)exec)->first; work != NULL; work = work->next) {
+    begin(stream, *work);
+  }
   return 0;
 }
 static void discard(Graph* graph) {
@@ -424,6 +448,6 @@ Result cuLaunchKernelEx(const LaunchConfig* config, void* function, void** argum
     work.to = (void*)(size_t)*(unsigned long long*)arguments[0];
     work.from = (const void*)(size_t)*(unsigned long long*)arguments[1];
   }
-  begin(work);
+  begin(config->stream, work);
   return 0;
 }
