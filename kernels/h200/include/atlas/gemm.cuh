@@ -1,0 +1,340 @@
+// Products of many rows: out[r, c] = sum over k of x[r, k] * weight[c, k], both in layout `tiles`,
+// as persistent blocks of specialised warps around a ring of shared memory (sm_90a).
+//
+// A block computes tiles of 128 rows by Cut::kColumns columns, one after the other. One thread
+// feeds the ring: a stage holds one k tile (128 bytes of k) of both operands, and since the
+// operands lie in the swizzle that wgmma reads, a stage is a few plain bulk copies. Two warpgroups
+// of consumers take 64 rows each.
+//
+// bf16 accumulates all of k in the tensor cores. f8g128 (E4M3 codes, a scale per row and 128
+// columns of both operands) is summed there over one k tile from zero, then added to an fp32 sum
+// with the product of the two scales: tensor cores keep too few bits of long E4M3 sums. Its tile is
+// cut into pieces of at most 128 columns, because sums and pieces share the registers, and the
+// warpgroups take turns: while one adds, the other's products run.
+//
+// Every element is summed over k in ascending order from zero by one warpgroup in one way: its bits
+// depend neither on the cut nor on the other rows.
+//
+// The file of an op gives `Cut` and what happens to finished tiles:
+//   kScaled             f8g128, else bf16
+//   kWeightRows, kTiles rows of the weight; k tiles
+//   kColumns            of a tile
+//   kGroup              row tiles that are walked together, so that the L2 serves both operands
+//   kStages             of the ring
+//
+// Blocks do not share what they load: multicasts of plain bulk copies to a cluster of two ran at a
+// third less (docs/kernels/ledger.md).
+#pragma once
+
+#include "atlas/bulk_copy.cuh"
+#include "atlas/pdl.cuh"
+#include "atlas/tiles.cuh"
+#include "atlas/wgmma.cuh"
+
+namespace atlas {
+
+constexpr int kGemmRows = 128, kGemmConsumers = 256, kGemmThreads = 384;
+
+__host__ __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
+__host__ __device__ constexpr int round_up(int a, int b) { return (a + b - 1) / b * b; }
+
+// Columns of a tile for products of up to `max_rows` rows (0: any number) by `n` columns: what
+// takes the fewest rounds of `blocks` tiles, weighed by a tile's time, about columns + 24 (what
+// narrow tiles lose in reuse and between tiles; not measured yet).
+__host__ __device__ constexpr int tile_columns(int n, int max_rows, int blocks) {
+  int best = 256, least_cost = 0x7FFFFFFF;
+  if (max_rows == 0) return best;
+  const int down = (max_rows + kGemmRows - 1) / kGemmRows;
+  for (int columns : {256, 192, 128, 96, 64, 48, 32}) {
+    const int tiles = (n + columns - 1) / columns * down;
+    const int cost = (tiles + blocks - 1) / blocks * (columns + 24);
+    if (cost < least_cost) best = columns, least_cost = cost;
+  }
+  return best;
+}
+
+// Stages of the ring that `shared` bytes hold. More than 12 only lengthen the start.
+__host__ __device__ constexpr int gemm_stages(int shared, int columns, bool scaled) {
+  return least(12, shared / ((kGemmRows + columns) * (kTileRowBytes + (scaled ? 4 : 0)) + 16));
+}
+
+// Where one tile lies; `rows` and `columns` are how many of it exist.
+struct GemmTile {
+  int row, column, rows, columns;
+};
+
+template <class Cut>
+struct Gemm {
+  static constexpr int kRows = kGemmRows, kColumns = Cut::kColumns, kStages = Cut::kStages;
+  static constexpr int kTiles = Cut::kTiles;
+  static constexpr bool kScaled = Cut::kScaled;
+  static constexpr int kPadded = round_up(Cut::kWeightRows, kTileRows);  // rows that exist
+  static constexpr int kPiece = !kScaled || kColumns <= 128 ? kColumns : kColumns / 2;
+  static constexpr int kPieces = kColumns / kPiece;
+  static constexpr int kStageBytes = (kRows + kColumns) * kTileRowBytes;
+  static constexpr int kStageScales = kScaled ? kRows + kColumns : 0;
+  static constexpr int kBytes = kStages * (kStageBytes + kStageScales * 4 + 16);
+  // Registers move from the producer to consumers that need more than an equal share.
+  static constexpr bool kMoveRegisters = kColumns * (kScaled ? 2 : 1) > 128;
+  static_assert(kColumns % 16 == 0 && kStages >= 2, "a stage is made of atoms of 8 rows");
+
+  // Finished sums of a thread: piece, and there what Wgmma<kPiece> holds.
+  using Sums = float[kPieces][kPiece / 2];
+
+  unsigned char* stages;
+  float* scales;
+  Barrier *full, *empty;
+  int slot = 0;
+  unsigned parity = 0;
+
+  __device__ explicit Gemm(unsigned char* shared)
+      : stages(shared),
+        scales(reinterpret_cast<float*>(shared + kStages * kStageBytes)),
+        full(reinterpret_cast<Barrier*>(scales + kStages * kStageScales)),
+        empty(full + kStages) {}
+
+  __device__ unsigned char* x_stage() const { return stages + slot * kStageBytes; }
+  __device__ unsigned char* weight_stage() const { return x_stage() + kRows * kTileRowBytes; }
+  __device__ float* x_scales() const { return scales + slot * kStageScales; }
+  __device__ float* weight_scales() const { return x_scales() + kRows; }
+  __device__ void advance() {
+    if (++slot == kStages) slot = 0, parity ^= 1;
+  }
+
+  // Calls visit(tile) for every tile of this block: column by column through groups of kGroup row
+  // tiles.
+  template <class Visit>
+  __device__ static void walk(int rows, Visit visit) {
+    constexpr int kAcross = (Cut::kWeightRows + kColumns - 1) / kColumns;
+    const int down = (rows + kRows - 1) / kRows;
+    for (int i = blockIdx.x; i < down * kAcross; i += gridDim.x) {
+      const int first = i / (Cut::kGroup * kAcross) * Cut::kGroup;
+      const int height = min(Cut::kGroup, down - first);
+      const int inside = i - first * kAcross;
+      GemmTile tile;
+      tile.row = (first + inside % height) * kRows;
+      tile.column = inside / height * kColumns;
+      tile.rows = min(kRows, rows - tile.row);
+      tile.columns = min(kColumns, kPadded - tile.column);
+      visit(tile);
+    }
+  }
+
+  // Rows first .. first + count of a k tile, from their place in memory to the stage.
+  __device__ void load(const unsigned char* matrix, int first, int count, int k_tile,
+                       unsigned char* codes, float* row_scales) const {
+    while (count > 0) {
+      const int inside = first % kTileRows, n = min(count, kTileRows - inside);
+      const unsigned char* tile = matrix + tile_offset<kScaled>(first / kTileRows, k_tile, kTiles);
+      bulk_load(codes, tile + inside * kTileRowBytes, n * kTileRowBytes, full[slot]);
+      codes += n * kTileRowBytes;
+      if constexpr (kScaled) {
+        bulk_load(row_scales, tile + kTileBytes + inside * 4, n * 4, full[slot]);
+        row_scales += n;
+      }
+      first += n;
+      count -= n;
+    }
+  }
+  // Rows of x come in fours: 16 bytes of scales.
+  __device__ static int loaded_rows(const GemmTile& tile) { return round_up(tile.rows, 4); }
+  __device__ void load_x(const unsigned char* x, const GemmTile& tile, int k_tile) const {
+    load(x, tile.row, loaded_rows(tile), k_tile, x_stage(), x_scales());
+  }
+  __device__ void load_weight(const unsigned char* weight, const GemmTile& tile, int k_tile) const {
+    load(weight, tile.column, tile.columns, k_tile, weight_stage(), weight_scales());
+  }
+
+  // The producer: one thread. Weights of the first stages travel before the inputs are there.
+  __device__ void feed(const unsigned char* x, const unsigned char* weight, int rows) {
+    constexpr int kEarly = least(kStages, kTiles);
+    bool first = true;
+    walk(rows, [&](const GemmTile& tile) {
+      const unsigned bytes =
+          (loaded_rows(tile) + tile.columns) * (kTileRowBytes + (kScaled ? 4 : 0));
+      int k_tile = 0;
+      if (first) {
+        first = false;
+        for (; k_tile < kEarly; ++k_tile) {
+          full[slot].arrive_expect(bytes);
+          load_weight(weight, tile, k_tile);
+          advance();
+        }
+        wait_for_inputs();
+        slot = 0;
+        parity = 0;
+        for (k_tile = 0; k_tile < kEarly; ++k_tile) {
+          load_x(x, tile, k_tile);
+          advance();
+        }
+      }
+      for (; k_tile < kTiles; ++k_tile) {
+        empty[slot].wait(parity ^ 1);
+        full[slot].arrive_expect(bytes);
+        load_weight(weight, tile, k_tile);
+        load_x(x, tile, k_tile);
+        advance();
+      }
+    });
+    wait_for_inputs();
+  }
+
+  // Gives a slot back to the producer: once per warp of consumers.
+  __device__ void release(int released) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) empty[released].arrive();
+  }
+
+  // A consumer's tile: 64 rows from row 64 * group on. Rows that do not exist are not computed.
+  __device__ void multiply(const GemmTile& tile, int group, Sums& sums) {
+    if (tile.rows <= group * 64) {
+      for (int k = 0; k < kTiles; ++k) {
+        full[slot].wait(parity);
+        release(slot);
+        advance();
+      }
+    } else if constexpr (kScaled) {
+      multiply_scaled(group, tile.rows > 64, sums);
+    } else {
+      multiply_bf16(group, sums[0]);
+    }
+  }
+
+  __device__ void multiply_bf16(int group, float (&sum)[kColumns / 2]) {
+    int last = 0;
+#pragma unroll 1
+    for (int k = 0; k < kTiles; ++k) {
+      full[slot].wait(parity);
+      const auto a = wgmma_descriptor(x_stage() + group * 64 * kTileRowBytes);
+      const auto b = wgmma_descriptor(weight_stage());
+      wgmma_fence();
+#pragma unroll
+      for (int slice = 0; slice < 4; ++slice) {
+        Wgmma<kColumns>::template bf16_ss<0>(sum, a + 2 * slice, b + 2 * slice, k + slice);
+      }
+      wgmma_commit();
+      if (k > 0) {
+        wgmma_wait<1>();
+        release(last);
+      }
+      last = slot;
+      advance();
+    }
+    wgmma_wait<0>();
+    wgmma_hold(sum);
+    release(last);
+  }
+
+  // Turns of the two warpgroups at the tensor cores, kept by named barriers. Left alone they would
+  // issue together, share the tensor cores and then add together.
+  static constexpr bool kTurns = kScaled && kPiece >= 96;
+  static constexpr int kTurnBarrier = 3;
+  __device__ static void give_turn(int group) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(kTurnBarrier + group), "n"(kGemmConsumers) : "memory");
+  }
+  __device__ static void take_turn(int group) {
+    named_barrier(kTurnBarrier + group, kGemmConsumers);
+  }
+
+  __device__ void multiply_scaled(int group, bool both, Sums& sums) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const int row = group * 64 + warp * 16 + lane / 4;
+    const bool turns = kTurns && both;
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+#pragma unroll
+      for (int i = 0; i < kPiece / 2; ++i) sums[p][i] = 0.0f;
+    }
+#pragma unroll 1
+    for (int k = 0; k < kTiles; ++k) {
+      full[slot].wait(parity);
+      const auto a = wgmma_descriptor(x_stage() + group * 64 * kTileRowBytes);
+      const float row_scales[2] = {x_scales()[row], x_scales()[row + 8]};
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p) {
+        float part[kPiece / 2];
+        const auto b = wgmma_descriptor(weight_stage() + p * kPiece * kTileRowBytes);
+        if (turns) take_turn(group);
+        wgmma_fence();
+#pragma unroll
+        for (int slice = 0; slice < 3; ++slice) {
+          Wgmma<kPiece>::e4m3_ss(part, a + 2 * slice, b + 2 * slice, slice);
+        }
+        wgmma_commit();
+        Wgmma<kPiece>::e4m3_ss(part, a + 6, b + 6, 1);
+        wgmma_commit();
+        // The other's products start as the last of these run.
+        wgmma_wait<1>();
+        if (turns) give_turn(1 - group);
+        wgmma_wait<0>();
+        wgmma_hold(part);
+        add_scaled(sums[p], part, row_scales, weight_scales() + p * kPiece);
+      }
+      release(slot);
+      advance();
+    }
+  }
+
+  // sum += part * scale of the row * scale of the column.
+  __device__ static void add_scaled(float (&sum)[kPiece / 2], const float (&part)[kPiece / 2],
+                                    const float (&row_scales)[2], const float* column_scales) {
+    const auto* pairs = reinterpret_cast<const float2*>(column_scales) + threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < kPiece / 8; ++j) {
+      const float2 scale = pairs[j * 4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int at = 4 * j + 2 * i;
+        sum[at] = fmaf(part[at], row_scales[i] * scale.x, sum[at]);
+        sum[at + 1] = fmaf(part[at + 1], row_scales[i] * scale.y, sum[at + 1]);
+      }
+    }
+  }
+
+  // Element (row 64 * group + 16 * warp + lane / 4 + 8 * i, column 8 * j + 2 * (lane % 4) + e) of
+  // the tile.
+  __device__ static float& element(Sums& sums, int j, int i, int e) {
+    return sums[j / (kPiece / 8)][j % (kPiece / 8) * 4 + 2 * i + e];
+  }
+
+  // The whole kernel; `rows` is a word of the step block, which each role reads for itself.
+  // `store(tile, group, sums)` is called by a consumer warpgroup for each of its tiles, `flush()`
+  // after the last.
+  template <class Store, class Flush>
+  __device__ void run(const void* x, const void* weight, const int* rows, Store store,
+                      Flush flush) {
+    static_assert(kRows == 2 * 64 && kGemmConsumers == 2 * 128, "a warpgroup takes 64 rows");
+    launch_dependents();
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kStages; ++i) {
+        full[i].init(1);
+        empty[i].init(kGemmConsumers / 32);
+      }
+      publish_barriers();
+    }
+    __syncthreads();
+    const int group = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);  // known to be warp-uniform
+    if (group == kGemmConsumers / 128) {
+      if constexpr (kMoveRegisters) give_registers<40>();
+      if (threadIdx.x / 32 == kGemmConsumers / 32) {
+        if (elect_one()) {
+          feed(static_cast<const unsigned char*>(x), static_cast<const unsigned char*>(weight),
+               *rows);
+        }
+      }
+    } else {
+      if constexpr (kMoveRegisters) take_registers<232>();
+      if (kTurns && group == 1) give_turn(0);  // the first is warpgroup 0's
+      wait_for_inputs();
+      Sums sums;
+      walk(*rows, [&](const GemmTile& tile) {
+        multiply(tile, group, sums);
+        store(tile, group, sums);
+      });
+      if (kTurns && group == 0) take_turn(0);  // the one given last
+      flush();
+    }
+  }
+};
+
+}  // namespace atlas

@@ -1,0 +1,145 @@
+/* atlas
+[serves]
+x = ["bf16", "f8g128"]
+weight = ["bf16", "f8g128"]
+[rows]
+up_to = [128, 256, 512, 1024, 2048, 0]
+[launch]
+grid = ["BLOCKS", 1, 1]
+block = 384
+shared = "shared_memory_per_block"
+pdl = true
+[limits]
+same_bits = true
+[knobs]
+BLOCKS = "multiprocessors"
+COLUMNS = 0
+GROUP = 16
+[layouts]
+x = "tiles"
+weight = "tiles"
+*/
+// linear for prompts: out[r, n] = sum over k of x[r, k] * weight[n, k] + bias[n], for any number of
+// rows.
+//
+// x and weight in `tiles` (tiles.cuh), both bf16 or both f8g128; out row-major, f32 or bf16; bias
+// [n] f32 or none, added to the finished sum. The product is gemm.cuh's: one persistent block a
+// multiprocessor, tiles of 128 rows by `kColumns` columns; this file says how wide they are and
+// stores them. A thread's sums lie in pieces of 8 bytes over 16 rows, and storing those takes one
+// pass of the store unit for every 32 bytes: each warp turns them round in shared memory, 32
+// columns at a time, and stores whole lines.
+//
+// Bytes: n x k weights and rows x k inputs (again from the L2 for every tile), rows x n outputs. At
+// many rows the tensor cores bound it; up to 128 rows the weights are read once, and tiles are as
+// narrow as it takes to keep every multiprocessor reading.
+#include "atlas/convert.cuh"
+#include "atlas/gemm.cuh"
+#include "atlas/instance.h"
+
+namespace {
+
+using atlas::ceil_div;
+
+#ifdef ATLAS_TYPE_WEIGHT_F8G128
+constexpr bool kScaled = true;
+#else
+static_assert(atlas::same_type<types::weight, __nv_bfloat16> &&
+                  atlas::same_type<types::x, __nv_bfloat16>,
+              "x and weight are both bf16 or both f8g128");
+constexpr bool kScaled = false;
+#endif
+
+constexpr int kN = constants::n;
+// A warp turns 16 rows of 32 columns round; rows are 8 banks apart, so that neither the 8 bytes of
+// a thread nor the 16 it reads back meet others in a bank.
+constexpr int kTurnedColumns = 32, kTurnedStride = 40, kTurnedFloats = 16 * kTurnedStride;
+constexpr int kTurnedBytes = atlas::kGemmConsumers / 32 * kTurnedFloats * 4;
+
+struct Cut {
+  static constexpr bool kScaled = ::kScaled;
+  static constexpr int kWeightRows = kN;
+  static constexpr int kTiles = ceil_div(constants::k, kScaled ? 128 : 64);
+  static constexpr int kGroup = knobs::GROUP;
+  static constexpr int kColumns =
+      knobs::COLUMNS ? knobs::COLUMNS : atlas::tile_columns(kN, launch::max_rows, knobs::BLOCKS);
+  static constexpr int kStages =
+      atlas::gemm_stages(launch::shared - kTurnedBytes, kColumns, kScaled);
+};
+using Gemm = atlas::Gemm<Cut>;
+
+extern __shared__ __align__(1024) unsigned char shared_memory[];
+
+__device__ inline void store_four(types::out* target, const float4& value) {
+  if constexpr (sizeof(types::out) == 4) {
+    *reinterpret_cast<float4*>(target) = value;
+  } else {
+    const __nv_bfloat162 low = __floats2bfloat162_rn(value.x, value.y);
+    const __nv_bfloat162 high = __floats2bfloat162_rn(value.z, value.w);
+    *reinterpret_cast<uint2*>(target) = {reinterpret_cast<const unsigned&>(low),
+                                         reinterpret_cast<const unsigned&>(high)};
+  }
+}
+
+__device__ inline void store_tile(const types::bias* bias, types::out* out, float* turned,
+                                  const atlas::GemmTile& tile, int group, Gemm::Sums& sums) {
+  const int lane = threadIdx.x % 32, first = group * 64 + threadIdx.x / 32 % 4 * 16;
+  const int rows = tile.rows - first;
+  if (rows <= 0) return;
+  types::out* target = out + static_cast<size_t>(tile.row + first) * kN;
+#pragma unroll
+  for (int begin = 0; begin < Cut::kColumns; begin += kTurnedColumns) {
+    constexpr int kLast = Cut::kColumns % kTurnedColumns;  // 16 columns may remain
+    const int width = Cut::kColumns - begin < kTurnedColumns ? kLast : kTurnedColumns;
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < width / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        *reinterpret_cast<float2*>(turned + (lane / 4 + 8 * i) * kTurnedStride + 8 * j +
+                                   lane % 4 * 2) = {Gemm::element(sums, begin / 8 + j, i, 0),
+                                                    Gemm::element(sums, begin / 8 + j, i, 1)};
+      }
+    }
+    __syncwarp();
+    if constexpr (kN % 4 == 0) {
+      const int column = tile.column + begin + lane % 8 * 4;
+      if (column >= kN || lane % 8 * 4 >= width) continue;
+      float4 added = {};
+      if constexpr (HAS_BIAS) added = *reinterpret_cast<const float4*>(bias + column);
+#pragma unroll
+      for (int row = lane / 8; row < 16; row += 4) {
+        float4 value =
+            *reinterpret_cast<const float4*>(turned + row * kTurnedStride + lane % 8 * 4);
+        if constexpr (HAS_BIAS) {
+          value = {value.x + added.x, value.y + added.y, value.z + added.z, value.w + added.w};
+        }
+        if (row < rows) store_four(target + static_cast<size_t>(row) * kN + column, value);
+      }
+    } else {
+      const int column = tile.column + begin + lane;
+      if (column >= kN || lane >= width) continue;
+      float added = 0.0f;
+      if constexpr (HAS_BIAS) added = bias[column];
+      for (int row = 0; row < min(16, rows); ++row) {
+        float value = turned[row * kTurnedStride + lane];
+        if constexpr (HAS_BIAS) value += added;
+        target[static_cast<size_t>(row) * kN + column] = atlas::from_float<types::out>(value);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
+             types::out* out, const int* rows) {
+  Gemm gemm(shared_memory);
+  float* turned =
+      reinterpret_cast<float*>(shared_memory + Gemm::kBytes) + threadIdx.x / 32 * kTurnedFloats;
+  gemm.run(
+      x, weight, rows,
+      [&](const atlas::GemmTile& tile, int group, Gemm::Sums& sums) {
+        store_tile(bias, out, turned, tile, group, sums);
+      },
+      [] {});
+}
