@@ -4,7 +4,7 @@ grid = ["cluster_blocks", "logits", 1]
 block = "THREADS"
 cluster = "cluster_blocks"
 pdl = true
-resident = 2
+resident = "min(2, cluster_blocks)"
 [knobs]
 THREADS = 512
 [knobs.choices]

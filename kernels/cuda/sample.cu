@@ -4,7 +4,7 @@ grid = ["cluster_blocks", "logits", 1]
 block = "THREADS"
 cluster = "cluster_blocks"
 pdl = true
-resident = 2
+resident = "min(2, cluster_blocks)"
 [knobs]
 THREADS = 512
 [knobs.choices]
@@ -135,40 +135,36 @@ __device__ inline int inverse_cdf(const Row& row, const Threshold& kept, unsigne
   // A sum exceeds u x total exactly if it exceeds the integer part of it.
   const Word factor = 2 * static_cast<Word>(word) + 1;
   const Word target = (__umul64hi(total, factor) << 39) | (total * factor >> 25);
-  for (int w = 0; w < atlas::warp(); ++w) before += scratch.warp_words[w];
-  if (before > target || before + scratch.warp_words[atlas::warp()] <= target) return -1;
-
-  const int first = atlas::stretch_begin() + atlas::lane() * atlas::kVector;
+  if (before > target || before + scratch.part_sums[1][atlas::part()] <= target) return -1;
+  int warp = 0;  // the one in whose stretch the target is; the whole block walks that
+  for (; warp < atlas::kWarps - 1 && before + scratch.warp_words[warp] <= target; ++warp) {
+    before += scratch.warp_words[warp];
+  }
+  const int begin = (atlas::part() * atlas::kWarps + warp) * atlas::kStretch;
+  const int end = min(begin + atlas::kStretch, constants::vocab);
 #pragma unroll 1
-  for (int step = 0; step < atlas::kSteps; ++step) {
-    const int id = first + step * atlas::kStep;
+  for (int base = begin; base < end; base += atlas::kThreads * atlas::kVector) {
+    const int id = base + static_cast<int>(threadIdx.x) * atlas::kVector;
     float values[atlas::kVector];
-    Word weights[atlas::kVector], own = 0;
-    if (id < constants::vocab) atlas::load_logits(row.logits, id, values);
+    Word weights[atlas::kVector] = {}, own = 0;
+    if (id < end) {
+      atlas::load_logits(row.logits, id, values);
 #pragma unroll
-    for (int i = 0; i < atlas::kVector; ++i) {
-      weights[i] = id < constants::vocab ? weight(values[i]) : 0;
-      own += weights[i];
+      for (int i = 0; i < atlas::kVector; ++i) own += weights[i] = weight(values[i]);
     }
-    Word upto = own;
+    const atlas::Scan scan = atlas::scan_block(own, scratch);
+    if (before + scan.total > target) {
+      Word sum = before + scan.upto;
+      if (sum <= target || sum - own > target) return -1;
+      int chosen = id + atlas::kVector - 1;
 #pragma unroll
-    for (int distance = 1; distance < atlas::kWarp; distance *= 2) {
-      const Word less = __shfl_up_sync(atlas::kAllLanes, upto, distance);
-      if (atlas::lane() >= distance) upto += less;
-    }
-    const unsigned reached = __ballot_sync(atlas::kAllLanes, before + upto > target);
-    if (reached != 0) {
-      if (atlas::lane() != __ffs(static_cast<int>(reached)) - 1) return -1;
-      Word sum = before + upto - own;
-      int chosen = 0;
-#pragma unroll
-      for (int i = 0; i < atlas::kVector; ++i) {
-        if (sum <= target) chosen = id + i;
-        sum += weights[i];
+      for (int i = atlas::kVector - 1; i >= 0; --i) {
+        if (sum > target) chosen = id + i;
+        sum -= weights[i];
       }
       return chosen;
     }
-    before += __shfl_sync(atlas::kAllLanes, upto, atlas::kWarp - 1);
+    before += scan.total;
   }
   return -1;
 }

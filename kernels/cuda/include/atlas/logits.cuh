@@ -203,49 +203,60 @@ __device__ inline Word group_sum(Word mine, Scratch& scratch) {
   return total;
 }
 
+// Inclusive sums over a block's threads, and the sum of all. All threads call it.
+struct Scan {
+  Word upto, total;
+};
+__device__ inline Scan scan_block(Word own, Scratch& scratch) {
+  Scan scan{own, 0};
+#pragma unroll
+  for (int distance = 1; distance < kWarp; distance *= 2) {
+    const Word before = __shfl_up_sync(kAllLanes, scan.upto, distance);
+    if (lane() >= distance) scan.upto += before;
+  }
+  __syncthreads();  // earlier readers of warp_words are done
+  if (lane() == kWarp - 1) scratch.warp_words[warp()] = scan.upto;
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    const Word of_warp = scratch.warp_words[w];
+    if (w < warp()) scan.upto += of_warp;
+    scan.total += of_warp;
+  }
+  return scan;
+}
+
 // Adds up the parts' bins, the uppermost first, to where the sum reaches a target, and clears them.
 // above: the sum over what lies over the top bin. target_of(sum over all bins) is the target. All
 // threads of all parts call it when they have filled their bins, and all get the result.
 template <class TargetOf>
 __device__ inline Found find_bin(Word above, TargetOf target_of, Scratch& scratch) {
-  // Each part adds up its own section of the bins; a thread kEach neighbours.
+  // Each part adds up its own section of the bins; a thread kEach neighbours, from `top` down.
   constexpr int kSection = kBins / kParts, kEach = ceil_div(kSection, kThreads);
   constexpr int kLast = kSection / kEach - 1;  // the last thread that has bins
   static_assert(kSection % kEach == 0, "sections are cut into whole threads' shares");
   const int top = kBins - 1 - part() * kSection - static_cast<int>(threadIdx.x) * kEach;
   const bool works = static_cast<int>(threadIdx.x) <= kLast;
-  group_barrier();
-  Word bins[kEach] = {}, own = 0;
-  if (works) {
+  const auto sum_of = [&](int bin) {
+    Word sum = 0;
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
       const Scratch* theirs = in_part(&scratch, p);
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        bins[i] += static_cast<Word>(theirs->high[top - i]) << 32 | theirs->low[top - i];
-      }
+      sum += static_cast<Word>(theirs->high[bin]) << 32 | theirs->low[bin];
     }
+    return sum;
+  };
+  group_barrier();
+  Word own = 0;
+  if (works) {
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) own += bins[i];
+    for (int i = 0; i < kEach; ++i) own += sum_of(top - i);
   }
-  Word upto = own;  // inclusive sums over lanes, then over threads, then over parts
-#pragma unroll
-  for (int distance = 1; distance < kWarp; distance *= 2) {
-    const Word before = __shfl_up_sync(kAllLanes, upto, distance);
-    if (lane() >= distance) upto += before;
-  }
-  if (lane() == kWarp - 1) scratch.warp_words[warp()] = upto;
-  __syncthreads();
-  Word section = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    const Word of_warp = scratch.warp_words[w];
-    if (w < warp()) upto += of_warp;
-    section += of_warp;
-  }
+  const Scan scan = scan_block(own, scratch);
+  const Word section = scan.total;
+  Word upto = scan.upto;  // over threads, then over parts too
   if (threadIdx.x < kParts) *in_part(&scratch.part_sums[0][part()], threadIdx.x) = section;
   group_barrier();
-  clear_bins(scratch);
   Word total = 0;
   upto += above;
 #pragma unroll
@@ -261,19 +272,20 @@ __device__ inline Found find_bin(Word above, TargetOf target_of, Scratch& scratc
   const bool last = part() == kParts - 1 && threadIdx.x == kLast;
   if (works && (first || before < target) && (last || upto >= target)) {
     int bin = top;
-    bool done = false;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if (done) continue;
-      bin = top - i;
-      own = bins[i];
-      done = before + own >= target;
-      if (!done && i + 1 < kEach) before += own;
+    if constexpr (kEach > 1) {
+      own = sum_of(bin);
+#pragma unroll 1
+      while (before + own < target && bin > top - kEach + 1) {
+        before += own;
+        own = sum_of(--bin);
+      }
     }
     const Found found{bin, before + own == target, before};
     for (int p = 0; p < kParts; ++p) *in_part(&scratch.found, p) = found;
   }
   group_barrier();
+  clear_bins(scratch);  // no part reads them any more
+  __syncthreads();
   return scratch.found;
 }
 
