@@ -10,7 +10,7 @@ from atlas.weights.fetch import resolve_model
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    backends = ("cpu", "cuda", "reference")
+    backends = ("cpu", "cuda", "reference", "collect")
     parser.addoption("--contract-backend", choices=backends, default="cpu", help="backend of tests/contract")
     parser.addoption("--contract-keys", help="file for the kernels that tests/contract asked for, one JSON a line")
     parser.addoption(

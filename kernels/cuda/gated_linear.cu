@@ -93,8 +93,8 @@ struct Paired {
 
 }  // namespace
 
-ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
-             types::out* out, const int* rows) {
+ATLAS_KERNEL(const types::x* x, const types::weight* weight,
+             const types::bias* bias, types::out* out, const int* rows) {
   atlas::launch_dependents();
   atlas::product_tile(x, weight, Paired{out, bias}, *rows);
 }

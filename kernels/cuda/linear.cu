@@ -82,8 +82,8 @@ struct Plain {
 
 }  // namespace
 
-ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
-             types::out* out, const int* rows) {
+ATLAS_KERNEL(const types::x* x, const types::weight* weight,
+             const types::bias* bias, types::out* out, const int* rows) {
   atlas::launch_dependents();
   atlas::product_tile(x, weight, Plain{out, bias}, *rows);
 }

@@ -5,7 +5,8 @@ By default every instruction-set level that this machine can run and that has ke
     python -m tests.contract.pack --hw h200 --out PACK       # anywhere; needs the compiler wheels
     pytest tests/contract --contract-backend cuda --pack PACK
 
-The pack holds what the tests ask for when they run on `reference`.
+The pack holds what the tests ask for, found by running them on a backend that computes nothing. On a GPU every test
+runs twice, in steps of each phase, where kernels differ.
 """
 
 from __future__ import annotations
@@ -20,44 +21,82 @@ import numpy as np
 import pytest
 
 from atlas.build import manifest
+from atlas.build.kernel_file import PHASES, phase_number
 from atlas.runtime import core
 from atlas.runtime.backend import Backend
 from atlas.runtime.program import KernelKey
 from atlas.runtime.reference import ReferenceBackend
+from atlas.runtime.step import PHASE_PREFILL
+from atlas.weights.quantized import BlockArray
 from tests.contract import harness
 from tests.contract.harness import Case
 
 
 class Device:
-    """A kind of backend; each case gets a fresh one, since a backend allocates only once."""
+    """A kind of backend; each case gets a fresh one, since a backend allocates only once.
 
-    def __init__(self, name: str, make: Callable[[], Backend], kernels: dict[str, manifest.KernelEntry]) -> None:
-        self.name, self.make, self.kernels = name, make, kernels
+    make: a backend for a case's kernel.  phase: of the steps; a GPU's kernels may differ in it.
+    """
 
-    def check(self, case: Case, given: dict[str, np.ndarray[Any, Any]]) -> float:
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[Case], Backend],
+        kernels: dict[str, manifest.KernelEntry],
+        phase: int = PHASE_PREFILL,
+    ) -> None:
+        self.name, self.make, self.kernels, self.phase = name, make, kernels, phase
+
+    def check(self, case: Case, given: dict[str, Any]) -> float:
         self._skip_what_has_no_kernel(case)
-        _keys.add(case.key())
-        ratio = harness.check(self.make(), self.kernels, case, given)
+        ratio = harness.check(self.make(case), self.kernels, case, given, self.phase)
         entry = _report.setdefault(self.name, {}).setdefault(case.op, {"cases": 0, "worst_error_over_tolerance": 0.0})
         entry["cases"] += 1
         entry["worst_error_over_tolerance"] = max(entry["worst_error_over_tolerance"], round(ratio, 4))
         return ratio
 
-    def run(self, case: Case, given: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    def run(self, case: Case, given: dict[str, Any]) -> dict[str, Any]:
         """Operands after the run."""
         self._skip_what_has_no_kernel(case)
-        _keys.add(case.key())
-        return harness.run(self.make(), self.kernels, case, given)[1]
+        return harness.run(self.make(case), self.kernels, case, given, self.phase)[1]
 
     def _skip_what_has_no_kernel(self, case: Case) -> None:
-        if not self.name.startswith("cpu") and not harness.has_cuda_kernel(case):
-            pytest.skip("CUDA has no kernels of this op and these formats")
+        if not self.name.startswith("cuda"):
+            return
+        entry, phase = self.kernels.get(case.key().name()), PHASES[self.phase]
+        if entry is None:
+            pytest.skip("the hardware has no kernel of this op and these formats")
+        variants = [variant for variant in entry.variants if variant.phase == phase_number(phase)]
+        if not variants and phase == "prefill":
+            pytest.skip("one kernel serves both phases, and is tested as decode's")
+        variants = variants or [variant for variant in entry.variants if variant.phase == 0]
+        rows = dict(case.dims).get("logits", dict(case.dims).get("rows", 0))
+        if not any(variant.max_rows == 0 or variant.max_rows >= rows for variant in variants):
+            pytest.skip(f"no {phase} kernel takes {rows} rows")
+
+
+class Collector(Device):
+    """Runs nothing and notes what it is asked for: outputs are zeros, so that tests soon fail, which is no matter."""
+
+    def __init__(self) -> None:
+        super().__init__("collect", lambda case: ReferenceBackend(), {})
+
+    def check(self, case: Case, given: dict[str, Any]) -> float:
+        _keys.add(case.key())
+        return 0.0
+
+    def run(self, case: Case, given: dict[str, Any]) -> dict[str, Any]:
+        _keys.add(case.key())
+        result = {operand.name: harness.poisoned(case, operand.name) for operand in case.operands}
+        for array in result.values():
+            (array.raw if isinstance(array, BlockArray) else array.view(np.uint8))[...] = 0
+        return result
 
 
 def cpu_device(level: str) -> Device:
     sets, _ = core.embedded()
     kernels = {kernel.name: kernel for s in sets.sets if s.kind == "cpu" for kernel in s.kernels}
-    return Device(f"cpu-{level}", lambda: core.cpu_backend(2, level), kernels)
+    return Device(f"cpu-{level}", lambda case: core.cpu_backend(2, level), kernels)
 
 
 def cpu_levels(op: str) -> list[str]:
@@ -70,19 +109,35 @@ def cpu_levels(op: str) -> list[str]:
     ]
 
 
-def cuda_device(pack: Path) -> Device:
+def cuda_devices(pack: Path) -> dict[str, Device]:
+    """The GPU in steps of each phase. A case gets its own kernel's images, as loading all of a pack would take longer
+    than most cases."""
     document, images = manifest.from_json(
         (pack / "manifest.json").read_text(), (pack / "images.bin").read_bytes(), str(pack)
     )
     kernels = {kernel.name: kernel for s in document.sets for kernel in s.kernels}
     name = f"{document.sets[0].hardware} for {document.sets[0].arch}"
-    return Device(name, lambda: core.cuda_backend(images), kernels)
+
+    def device(phase: int) -> Device:
+        mine = dict(kernels)
+
+        def make(case: Case) -> Backend:
+            entry = kernels[case.key().name()]
+            variants = [dataclasses.replace(variant, image=i) for i, variant in enumerate(entry.variants)]
+            mine[entry.name] = dataclasses.replace(entry, variants=tuple(variants))
+            return core.cuda_backend([images[variant.image] for variant in entry.variants])
+
+        return Device(f"cuda {name} {PHASES[phase]}", make, mine, phase)
+
+    return {f"cuda-{phase}": device(PHASES.index(phase)) for phase in PHASES}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames:
         backend = metafunc.config.getoption("--contract-backend")
-        if backend != "cpu":
+        if backend == "cuda":
+            names = [f"cuda-{phase}" for phase in PHASES]
+        elif backend != "cpu":
             names = [backend]
         else:
             names = [f"cpu-{level}" for level in cpu_levels(metafunc.module.__name__.rpartition(".test_")[2])]
@@ -108,9 +163,11 @@ def device(request: pytest.FixtureRequest) -> Device:
     name: str = request.param
     if name not in _devices:
         if name == "reference":
-            _devices[name] = Device(name, ReferenceBackend, {})
-        elif name == "cuda":
-            _devices[name] = cuda_device(Path(request.config.getoption("--pack")))
+            _devices[name] = Device(name, lambda case: ReferenceBackend(), {})
+        elif name == "collect":
+            _devices[name] = Collector()
+        elif name.startswith("cuda"):
+            _devices.update(cuda_devices(Path(request.config.getoption("--pack"))))
         else:
             _devices[name] = cpu_device(name.removeprefix("cpu-"))
     return _devices[name]

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from atlas.build.kernel_file import ROW_MAJOR
 from atlas.build.manifest import KernelEntry
 from atlas.debug.compare import error_ratio
 from atlas.ops import OPS
@@ -22,10 +23,11 @@ from atlas.runtime import memory_plan
 from atlas.runtime.backend import Backend, BoundProgram
 from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.program import KernelKey, Recorder, StepPrograms
-from atlas.runtime.step import SYMBOLS, Limits, StepBlock, offsets
+from atlas.runtime.step import PHASE_PREFILL, SYMBOLS, Limits, StepBlock, offsets
+from atlas.targets import formats
 from atlas.targets.expression import evaluate
 from atlas.targets.formats import FORMATS
-from atlas.weights.layouts import LAYOUTS
+from atlas.weights.layouts import LAYOUTS, Layout
 from atlas.weights.quantized import BlockArray, to_rows
 
 SYMBOL_OF_DIM = {
@@ -91,17 +93,6 @@ class Case:
         return "-".join(part for part in (self.note, dtypes, *self.optional, sizes) if part)
 
 
-def has_cuda_kernel(case: Case) -> bool:
-    """Whether a GPU can run a case: kernels there are of element types, and a product takes one for both factors.
-
-    Block formats, and ops without a `.cu` file, are the CPU's so far.
-    """
-    ops = {path.stem for path in (KERNELS / "cuda").glob("*.cu")}
-    dtypes = dict(case.dtypes)
-    formats = any(dtype in FORMATS for dtype in dtypes.values())
-    return case.op in ops and not formats and (case.op != "linear" or dtypes["x"] == dtypes["weight"])
-
-
 def case(
     op: str,
     dtypes: str | Mapping[str, str],
@@ -164,41 +155,36 @@ def programs_of(case: Case) -> tuple[StepPrograms, Limits]:
 
 
 def run(
-    backend: Backend, kernels: Mapping[str, KernelEntry], case: Case, given: Mapping[str, Any]
+    backend: Backend,
+    kernels: Mapping[str, KernelEntry],
+    case: Case,
+    given: Mapping[str, Any],
+    phase: int = PHASE_PREFILL,
 ) -> tuple[dict[str, Any], dict[str, Any], Callable[[], None]]:
-    """Run `case` on `backend` with inputs `given` (live part of "in" and "inout" operands).
+    """Run `case` on `backend` with inputs `given` (live part of "in" and "inout" operands), in a step of `phase`.
 
-    given: arrays, and a QuantizedArray for a weight in a block format.
+    given: arrays, and a QuantizedArray for an operand in a block format.
 
     Returns the operands before and after, in logical layout, and a check of the rest of the arena.
     """
     programs, limits = programs_of(case)
-    launch = programs.forward.launches[0]
-    entry = kernels.get(launch.key.name()) or kernels.get(launch.key.signature())
-    layout = {o.name: LAYOUTS[(entry.layouts if entry else {}).get(o.name, "row_major")] for o in case.operands}
+    names = layouts_of(kernels, case)
+    layout = {name: LAYOUTS[layout] for name, layout in names.items()}
     physical = {name: layout[name].nbytes(case.shape(name), case.dtype(name)) for name in layout}
-    plan = memory_plan.plan(programs, limits, physical)
+    plan = memory_plan.plan(programs, limits, physical, memory_plan.scratch_of(programs, kernels))
     bound = BoundProgram(programs.forward, programs.buffers, plan, limits, kernels)
 
     backend.allocate(plan.total)
     backend.fill(0, POISON, plan.total)
+    scratch_begin, scratch_end = plan.regions[memory_plan.SCRATCH]
+    if scratch_end > scratch_begin:
+        backend.fill(scratch_begin, 0, scratch_end - scratch_begin)
     before: dict[str, Any] = {}
     for operand in case.operands:
-        if case.dtype(operand.name) in FORMATS:
-            # A weight has no run-time extent, so nothing of it is spare.
-            packed = layout[operand.name].pack(given[operand.name], case.dtype(operand.name))
-            backend.write(plan.offsets[operand.name], packed)
-            rows = to_rows(given[operand.name], case.dtype(operand.name))
-            before[operand.name] = BlockArray(rows, FORMATS[case.dtype(operand.name)], case.shape(operand.name)[1])
-            continue
-        dtype = NUMPY[case.dtype(operand.name)]
-        shape = case.shape(operand.name)
-        array = np.full(int(np.prod(shape)) * dtype.itemsize, POISON, np.uint8).view(dtype).reshape(shape)
+        before[operand.name] = poisoned(case, operand.name)
         if operand.name in given:
-            live = given[operand.name]
-            array[tuple(slice(0, extent) for extent in live.shape)] = live
-            backend.write(plan.offsets[operand.name], layout[operand.name].pack(array))
-        before[operand.name] = array
+            _fill(before[operand.name], given[operand.name], case.dtype(operand.name))
+            backend.write(plan.offsets[operand.name], _packed(layout[operand.name], case, operand.name, before, given))
     arena = np.empty(plan.total, np.uint8)
     backend.read(0, arena)
 
@@ -206,6 +192,7 @@ def run(
     block = StepBlock(memory, limits)
     block.set_symbols({SYMBOL_OF_DIM[dim]: value for dim, value in case.dims})
     block.set_symbols({name: 1 for name in SYMBOLS if name not in {SYMBOL_OF_DIM[d] for d, _ in case.dims}})
+    block.set_phase(phase)
     handle = backend.load(bound)
     backend.begin_step(plan.offsets["step.header"], memory, block.used_bytes())
     backend.run(handle, 0, 1)
@@ -213,14 +200,16 @@ def run(
     arena_after = np.empty(plan.total, np.uint8)
     backend.read(0, arena_after)
     after, untouched = {}, np.ones(plan.total, bool)
-    step_begin, step_end = plan.regions["step"]
-    untouched[step_begin:step_end] = False
+    for begin, end in (plan.regions["step"], (scratch_begin, scratch_end)):
+        untouched[begin:end] = False
     for operand in case.operands:
         offset, size = plan.offsets[operand.name], physical[operand.name]
         raw = arena_after[offset : offset + size]
         after[operand.name] = layout[operand.name].unpack(raw, case.shape(operand.name), case.dtype(operand.name))
         if operand.mode != "in":
             untouched[offset : offset + size] = False
+            if names[operand.name] == "tiles" and operand.mode == "out":
+                _check_padding(raw, case, operand.name)
 
     def check_rest() -> None:
         changed = np.flatnonzero((arena != arena_after) & untouched)
@@ -229,22 +218,85 @@ def run(
     return before, after, check_rest
 
 
-def check(backend: Backend, kernels: Mapping[str, KernelEntry], case: Case, given: Mapping[str, Any]) -> float:
+def layouts_of(kernels: Mapping[str, KernelEntry], case: Case) -> dict[str, str]:
+    """The layout of every operand, as the kernel of the case declares it."""
+    key = case.key()
+    entry = kernels.get(key.name()) or kernels.get(key.signature())
+    return {operand.name: (entry.layouts if entry else {}).get(operand.name, ROW_MAJOR) for operand in case.operands}
+
+
+def poisoned(case: Case, operand: str) -> Any:
+    """An operand's whole buffer, spare rows too, full of poison."""
+    shape, dtype = case.shape(operand), case.dtype(operand)
+    raw = np.full(formats.nbytes(dtype, shape), POISON, np.uint8)
+    if dtype in FORMATS:
+        return BlockArray(raw, FORMATS[dtype], shape[-1])
+    return raw.view(NUMPY[dtype]).reshape(shape)
+
+
+def _fill(buffer: Any, live: Any, dtype: str) -> None:
+    """Put the live part of an operand in its place."""
+    if isinstance(buffer, BlockArray):
+        rows = to_rows(live, dtype)
+        buffer.raw[: len(rows)] = rows
+    else:
+        buffer[tuple(slice(0, extent) for extent in live.shape)] = live
+
+
+def _packed(layout: Layout, case: Case, operand: str, before: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    """An operand as it lies on the device. What is poison there cannot be of a format with searched scales."""
+    dtype = case.dtype(operand)
+    if dtype not in FORMATS:
+        return layout.pack(before[operand])
+    whole = len(given[operand].codes) == case.shape(operand)[0]
+    return layout.pack(given[operand] if whole else before[operand].quantized(), dtype)
+
+
+def _check_padding(raw: Any, case: Case, operand: str) -> None:
+    """Columns past the end of a row in `tiles` are zeros: a product multiplies them."""
+    dtype, (rows, k) = case.dtype(operand), case.shape(operand, spare=False)
+    size = 1 if dtype in FORMATS else NUMPY[dtype].itemsize
+    padded = LAYOUTS["tiles"].unpack(raw, (case.shape(operand)[0], -(-k * size // 128) * (128 // size)), dtype)
+    rest = padded.raw[:rows, k : padded.k] if isinstance(padded, BlockArray) else padded[:rows, k:].view(f"u{size}")
+    assert not rest.any(), f"{case.op}: {operand} has padding columns that are not zeros: {case}"
+
+
+def _bits(array: Any) -> Any:
+    """Rows as bytes."""
+    return array.raw if isinstance(array, BlockArray) else array.view(f"u{array.dtype.itemsize}")
+
+
+def check(
+    backend: Backend,
+    kernels: Mapping[str, KernelEntry],
+    case: Case,
+    given: Mapping[str, Any],
+    phase: int = PHASE_PREFILL,
+) -> float:
     """Assert that the backend agrees with the reference. Returns the largest error over its bound."""
-    before, after, check_rest = run(backend, kernels, case, given)
-    expected = {name: array if isinstance(array, BlockArray) else array.copy() for name, array in before.items()}
+    before, after, check_rest = run(backend, kernels, case, given, phase)
+    expected = {name: array.copy() for name, array in before.items()}
     case.contract.reference(expected, dict(case.dims), dict(case.constants))
+    names = layouts_of(kernels, case)
     worst = 0.0
     for operand in case.operands:
         name = operand.name
         if operand.mode == "in":
             continue
-        dtype = case.dtype(name)
-        as_bits = {2: np.uint16, 4: np.uint32, 8: np.uint64}[NUMPY[dtype].itemsize]
-        kept = expected[name].view(as_bits) == before[name].view(as_bits)
-        same = after[name].view(as_bits) == before[name].view(as_bits)
-        assert (same | ~kept).all(), f"{case.op}: {name} was written where the reference leaves it alone: {case}"
-        ratio = error_ratio(after[name][~kept], expected[name][~kept], case.contract.tolerance[dtype])
+        # In tiles, rows beyond the run-time count share memory with the others' and may hold anything.
+        live = slice(case.shape(name, spare=False)[0] if names[name] == "tiles" else None)
+        was, wanted, found = (arrays[name][live] for arrays in (before, expected, after))
+        kept = _bits(wanted) == _bits(was)
+        assert (~kept | (_bits(found) == _bits(was))).all() or isinstance(wanted, BlockArray), (
+            f"{case.op}: {name} was written where the reference leaves it alone: {case}"
+        )
+        tolerance = case.contract.tolerance[case.dtype(name)]
+        if isinstance(wanted, BlockArray):
+            rows = case.shape(name, spare=False)[0]
+            assert (_bits(found)[rows:] == _bits(was)[rows:]).all(), f"{case.op}: {name} has rows written beyond {rows}"
+            ratio = error_ratio(found[:rows].astype(np.float32), wanted[:rows].astype(np.float32), tolerance)
+        else:
+            ratio = error_ratio(found[~kept], wanted[~kept], tolerance)
         assert ratio <= 1.0, f"{case.op}: {name} is {ratio:.3g} times its tolerance away from the reference: {case}"
         worst = max(worst, ratio)
     check_rest()
