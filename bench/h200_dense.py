@@ -82,9 +82,14 @@ def facts(model: str) -> dict[str, Any]:
     return found
 
 
-def load(folder: Path, quant: str, **options: Any) -> Runner:
+PACKS: dict[tuple[str, str], str] = {}
+"""Kernel packs to use instead of what is installed, by model and quant."""
+
+
+def load(model: str, folder: Path, quant: str, **options: Any) -> Runner:
+    packs = (PACKS[model, quant],) if (model, quant) in PACKS else ()
     with open_checkpoint(folder) as checkpoint:
-        return Runner.load(checkpoint, RunnerOptions(backend="cuda", quant=quant, **options))
+        return Runner.load(checkpoint, RunnerOptions(backend="cuda", quant=quant, kernel_packs=packs, **options))
 
 
 def generate(engine: Engine, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], float, list[float]]:
@@ -136,7 +141,7 @@ def check(model: str, quant: str, folder: Path) -> dict[str, Any]:
 
     config = facts(model)
     small = random_checkpoint.write(folder / "few", config, CHECKED_LAYERS, seed=1)
-    runner = load(small, quant, max_context=512, max_seqs=32, max_rows=512, max_logits=128)
+    runner = load(model, small, quant, max_context=512, max_seqs=32, max_rows=512, max_logits=128)
     config = json.loads((small / "config.json").read_text())
     rng = np.random.default_rng()
     ids = rng.integers(0, config["vocab_size"], 213).tolist()
@@ -160,7 +165,7 @@ def check(model: str, quant: str, folder: Path) -> dict[str, Any]:
 
 def timings(model: str, folder: Path, quant: str) -> dict[str, Any]:
     started = time.perf_counter()
-    runner = load(folder, quant, max_context=8448, max_seqs=128, kv_memory_bytes=40 << 30)
+    runner = load(model, folder, quant, max_context=8448, max_seqs=128, kv_memory_bytes=40 << 30)
     result: dict[str, Any] = {
         "kernel_set": runner.choice.name,
         "load_seconds": round(time.perf_counter() - started, 2),
@@ -201,11 +206,15 @@ def main() -> int:
     parser.add_argument("--models", default="llama-3-8b")
     parser.add_argument("--quants", default="bf16")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm/atlas_dense"))
+    parser.add_argument("--packs", type=Path, help="folder of MODEL.QUANT.atlaspack files")
     parser.add_argument("--commit", default="")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--no-timing", action="store_true")
     given = parser.parse_args()
+    for path in given.packs.glob("*.atlaspack") if given.packs else ():
+        model, quant, _ = path.name.rsplit(".", 2)
+        PACKS[model, quant] = str(path)
     smi = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     result: dict[str, Any] = {
         "what": "dense models on an H200",
