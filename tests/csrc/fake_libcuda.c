@@ -138,12 +138,11 @@ static int advance(Queue* stream) {
   return done;
 }
 
-// Every stream in turn as far as it can go: only what is ordered by events is in order.
+// Always the first stream that can go on, as far as it can: only what events order is in order.
 static void finish(void) {
   const int backward = getenv("FAKE_CUDA_BACKWARD") != NULL;
-  for (int done = 1; done != 0;) {
-    done = 0;
-    for (int i = 0; i < n_streams; ++i) done += advance(&streams[backward ? n_streams - 1 - i : i]);
+  for (int i = 0; i < n_streams;) {
+    i = advance(&streams[backward ? n_streams - 1 - i : i]) > 0 ? 0 : i + 1;
   }
 }
 
