@@ -13,11 +13,13 @@ from atlas.build import architecture, kernel_file
 from atlas.build.manifest import Image, KernelEntry, KernelSet, Manifest
 from atlas.cache import write_atomic
 from atlas.errors import BuildError
-from atlas.models import family_of
+from atlas.models import family_of, fusion
 from atlas.ops import OPS
+from atlas.runtime import memory_plan
 from atlas.runtime.program import KernelKey
 from atlas.targets import status
 from atlas.targets import target as targets
+from atlas.targets.quant import recipe
 from atlas.targets.resolution import MissingKernel
 from atlas.targets.shape import Shard
 from atlas.targets.target import ANY_MODEL, Target
@@ -44,6 +46,8 @@ def build(
 ) -> tuple[Manifest, bytes]:
     """Compile the targets. Returns the manifest and the blob of device images it refers to.
 
+    Raises BuildError, beside what compiling may raise, where a target's kernels disagree about a buffer's layout.
+
     selection: the variables that selected them, for the manifest; by default those of this process.
     """
     if selection is None:
@@ -58,8 +62,12 @@ def build(
         if target.hardware.kind == "cpu":
             sets.append(_cpu_set(root, target))
             continue
-        shape_hash = family_of(target.facts).configure(target.facts, Shard()).shape.hash()
+        family = family_of(target.facts)
+        config = family.configure(target.facts, Shard())
+        shape_hash = config.shape.hash()
         hardware, kernels = target.hardware, by_target[target.name]
+        programs = fusion.record(family, config, recipe(target.quant, hardware.kind), hardware.kind)
+        memory_plan.buffer_layouts(programs, {kernel.name: kernel for kernel in kernels})
         sets.append(
             KernelSet(
                 hardware.name,

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from atlas.build.kernel_file import ROW_MAJOR
-from atlas.build.manifest import KernelEntry
 from atlas.errors import BuildError, CheckpointError
 from atlas.models.family import Family, ModelConfig, WeightSource
 from atlas.runtime.backend import Array, Backend, BoundProgram
@@ -117,31 +115,6 @@ def _same(checkpoint: Checkpoint, one: TensorInfo, other: TensorInfo) -> bool:
     run = _rows_at_once(one.shape, 1)
     parts = (slice(begin, min(begin + run, one.shape[0])) for begin in range(0, one.shape[0], run))
     return all(np.array_equal(checkpoint.read(one.name, part), checkpoint.read(other.name, part)) for part in parts)
-
-
-def buffer_layouts(programs: StepPrograms, kernels: Mapping[str, KernelEntry]) -> dict[str, str]:
-    """Storage layout of each buffer that a launch touches: what the kernels declare, who must agree.
-
-    Raises:
-        BuildError: two kernels that want different ones, or one that wants the host's step block not row-major.
-    """
-    layouts: dict[str, str] = {}
-    first: dict[str, str] = {}
-    for launch in programs.launches():
-        entry = kernels.get(launch.key.name()) or kernels.get(launch.key.signature())
-        for operand, name in launch.operands:
-            layout = entry.layouts.get(operand, ROW_MAJOR) if entry else ROW_MAJOR
-            where = f"kernel {launch.key.name()} of launch {launch.name}"
-            if programs.buffers[name].kind in ("step", "result", "delivery"):
-                layouts[name], first[name] = ROW_MAJOR, "the host"
-            if layouts.setdefault(name, layout) != layout:
-                raise BuildError(
-                    f"{programs.buffers[name].kind} {name}",
-                    f"{first[name]} has layout {layouts[name]}, {where} has {layout}",
-                    "one layout in all kernels that touch a buffer ([layouts] of their files)",
-                )
-            first.setdefault(name, where)
-    return layouts
 
 
 def load(

@@ -10,7 +10,9 @@ import collections
 import dataclasses
 from collections.abc import Mapping
 
+from atlas.build.kernel_file import ROW_MAJOR
 from atlas.build.manifest import KernelEntry
+from atlas.errors import BuildError
 from atlas.runtime import step
 from atlas.runtime.program import Buffer, StepPrograms
 from atlas.targets import formats
@@ -63,6 +65,31 @@ def _align(value: int) -> int:
 
 
 SCRATCH = "scratch"
+
+
+def buffer_layouts(programs: StepPrograms, kernels: Mapping[str, KernelEntry]) -> dict[str, str]:
+    """Storage layout of each buffer that a launch touches: what the kernels declare, who must agree.
+
+    Raises:
+        BuildError: two kernels that want different ones, or one that wants the host's step block not row-major.
+    """
+    layouts: dict[str, str] = {}
+    first: dict[str, str] = {}
+    for launch in programs.launches():
+        entry = kernels.get(launch.key.name()) or kernels.get(launch.key.signature())
+        for operand, name in launch.operands:
+            layout = entry.layouts.get(operand, ROW_MAJOR) if entry else ROW_MAJOR
+            where = f"kernel {launch.key.name()} of launch {launch.name}"
+            if programs.buffers[name].kind in ("step", "result", "delivery"):
+                layouts[name], first[name] = ROW_MAJOR, "the host"
+            if layouts.setdefault(name, layout) != layout:
+                raise BuildError(
+                    f"{programs.buffers[name].kind} {name}",
+                    f"{first[name]} has layout {layouts[name]}, {where} has {layout}",
+                    "one layout in all kernels that touch a buffer ([layouts] of their files)",
+                )
+            first.setdefault(name, where)
+    return layouts
 
 
 def scratch_of(programs: StepPrograms, kernels: Mapping[str, KernelEntry]) -> dict[str, int]:

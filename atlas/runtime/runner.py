@@ -205,7 +205,7 @@ class Runner:
         loader.check(checkpoint, programs, sources, family.other_parts)
 
         stage("memory")
-        layouts = loader.buffer_layouts(programs, kernels)
+        layouts = memory_plan.buffer_layouts(programs, kernels)
         limits = _limits(
             config,
             options,

@@ -13,7 +13,7 @@ import pytest
 from atlas.build.manifest import KernelEntry, KernelVariant
 from atlas.errors import BuildError
 from atlas.models import family_of
-from atlas.runtime import loader, memory_plan, step
+from atlas.runtime import memory_plan, step
 from atlas.runtime.program import Recorder, StepPrograms
 from atlas.runtime.step import FIELDS, SYMBOLS, Limits, StepBlock
 from atlas.targets.quant import RECIPES
@@ -198,7 +198,7 @@ def declared(programs: StepPrograms, **layouts: str) -> dict[str, KernelEntry]:
 def test_a_buffer_has_the_layout_that_its_kernels_declare() -> None:
     programs = smollm2()
     operands = ("rms_norm_out", "linear_x", "gated_activation_out", "paged_attention_out")
-    layouts = loader.buffer_layouts(programs, declared(programs, **dict.fromkeys(operands, "tiles")))
+    layouts = memory_plan.buffer_layouts(programs, declared(programs, **dict.fromkeys(operands, "tiles")))
     assert {name for name, layout in layouts.items() if layout == "tiles"} == {
         "normed",
         "gated",
@@ -225,4 +225,4 @@ def test_a_buffer_has_the_layout_that_its_kernels_declare() -> None:
 def test_kernels_that_disagree_about_a_buffer_are_named(layouts: dict[str, str], message: str) -> None:
     programs = smollm2()
     with pytest.raises(BuildError, match=message):
-        loader.buffer_layouts(programs, declared(programs, **layouts))
+        memory_plan.buffer_layouts(programs, declared(programs, **layouts))
