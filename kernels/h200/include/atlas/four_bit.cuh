@@ -55,9 +55,19 @@ __device__ inline unsigned and_or(unsigned word, unsigned mask, unsigned bits) {
 __device__ inline unsigned rotate_right(unsigned word, int bits) {
   return __funnelshift_r(word, word, bits);
 }
-// Half `which` of a pair in both halves.
+// Half `which` of a pair in both halves; arithmetic takes it without an instruction.
 __device__ inline unsigned twice(unsigned pair, int which) {
-  return __byte_perm(pair, 0, which ? 0x3232 : 0x1010);
+  unsigned d;
+  if (which == 0) {
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {low, low};\n}"
+        : "=r"(d)
+        : "r"(pair));
+  } else {
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {high, high};\n}"
+        : "=r"(d)
+        : "r"(pair));
+  }
+  return d;
 }
 
 // E2M1 codes, a scale for each 16 columns, an f32 factor for each row behind a row block's tiles.
@@ -97,9 +107,11 @@ struct Nvfp4 {
   }
 
  private:
-  // Byte `step` of a row's scales, its halves exchanged (as it is stored), twice.
+  // Byte `step` of a row's scales, which is stored with its halves exchanged: each byte of a pair
+  // stands in both bytes of a half word, and what is needed is in the middle.
   __device__ static unsigned scale(unsigned row, int step) {
-    return and_or(__byte_perm(row, 0, step * 0x1111), 0x0FF00FF0, 0x70007000);
+    const unsigned bytes = __byte_perm(row, 0, step < 2 ? 0x1100 : 0x3322);
+    return twice(and_or(bytes, 0x0FF00FF0, 0x70007000), step % 2);
   }
 };
 
@@ -108,9 +120,6 @@ __device__ inline unsigned integer_codes(unsigned word, int p) {
   // As bf16, 128 + code.
   return and_or(word >> 4 * p, 0x000F000F, 0x43004300);
 }
-template <int kCount>
-__device__ inline void no_row_factors(float (&)[kCount]) {}
-
 // (code - 8) * scale, scales in bf16, one for each 32 columns.
 struct I4g32b {
   static constexpr int kTile = kCodeBytes + 128 * 4, kTail = 0;
@@ -135,17 +144,17 @@ struct I4g32b {
   __device__ static void finish(const unsigned char*, float (&)[kCount]) {}
 };
 
-// A scale of f16 as the sum of two bf16 numbers, each twice: the second takes the three bits that
-// the first has no place for. code * high + (code * low) is then rounded once.
-struct SplitScale {
+// Two scales of f16, each as the sum of two bf16 numbers: the second takes the three bits that the
+// first has no place for. code * high + (code * low) is then rounded once.
+struct SplitScales {
   unsigned high, low;
-  __device__ explicit SplitScale(float scale) {
-    high = bf16x2_pack(scale, scale);
-    const float rest = scale - __uint_as_float(high & 0xFFFF0000u);
-    low = bf16x2_pack(rest, rest);
+  __device__ SplitScales(float first, float second) {
+    high = bf16x2_pack(first, second);
+    low = bf16x2_pack(first - __uint_as_float(high << 16),
+                      second - __uint_as_float(high & 0xFFFF0000u));
   }
-  __device__ unsigned times(unsigned codes) const {
-    return bf16x2_fma(codes, high, bf16x2_mul(codes, low));
+  __device__ unsigned times(unsigned codes, int which) const {
+    return bf16x2_fma(codes, twice(high, which), bf16x2_mul(codes, twice(low, which)));
   }
 };
 __device__ inline float half_of(unsigned pair, int which) {
@@ -176,9 +185,9 @@ struct I4g32 {
   __device__ static void expand(const Packed& packed, int step, unsigned (&a)[4]) {
     const unsigned word = (&packed.codes.x)[step];
     const int group = step / 2;
+    const SplitScales scales(half_of(packed.scales.x, group), half_of(packed.scales.y, group));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const SplitScale scale(half_of(i ? packed.scales.y : packed.scales.x, group));
       unsigned offset = 0xC308C308;  // -136
       if constexpr (kZeros) {
         // -(128 + zero): the byte as mantissa.
@@ -186,7 +195,8 @@ struct I4g32 {
       }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        a[i + 2 * h] = scale.times(bf16x2_add(integer_codes(word, i + 2 * h), offset));
+        const int p = i + 2 * h;
+        a[p] = scales.times(bf16x2_add(integer_codes(word, p), offset), i);
       }
     }
   }

@@ -1,0 +1,30 @@
+/* atlas
+[launch]
+grid = ["multiprocessors", 1, 1]
+block = "288 + max_rows // 256 * 96"
+shared = "(112 + min(1, max_rows // 128) * 100) * 1024"
+pdl = true
+[rows]
+up_to = [8, 16, 32, 64, 128, 256]
+[serves]
+x = ["bf16"]
+weight = ["nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m"]
+out = ["bf16"]
+[scratch]
+# Of as many groups of 128 columns as a team has at most.
+bytes = "multiprocessors * (KEPT * 512 * max_rows + 4) + 256"
+[knobs]
+THREAD_BLOCKS = "multiprocessors"
+KEPT = "ceil_div(ceil_div(intermediate, 128), multiprocessors // 2) + 1"
+[layouts]
+x = "tiles"
+weight = "frag4_paired"
+out = "tiles"
+*/
+// gated_linear for steps of 1..256 rows with weights of 4 bits: out[r, i] = act(gate) * up, rounded
+// once, with gate[r, i] = sum over k of x[r, k] * weight[i, k] + bias[i] and up the same of rows
+// intermediate + i.
+//
+// x and out in `tiles`, weight in `frag4_paired`; bias [2 * intermediate] f32 or none. The kernel
+// is gated_linear.decode.cu's; weights, bytes and bound as in linear.w4.decode.cu.
+#include "atlas/gated_linear_decode.cuh"

@@ -1,0 +1,29 @@
+/* atlas
+[launch]
+grid = ["multiprocessors", 1, 1]
+block = "288 + max_rows // 256 * 96"
+shared = "(112 + min(1, max_rows // 128) * 100) * 1024"
+pdl = true
+[rows]
+up_to = [8, 16, 32, 64, 128, 256]
+[serves]
+x = ["bf16"]
+weight = ["nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m"]
+[scratch]
+bytes = "multiprocessors * (2 * 512 * max_rows + 4) + 256"
+[knobs]
+THREAD_BLOCKS = "multiprocessors"
+[layouts]
+x = "tiles"
+weight = "frag4"
+*/
+// linear for steps of 1..256 rows with weights of 4 bits: out[r, n] = sum over k of x[r, k] *
+// weight[n, k] + bias[n].
+//
+// x in `tiles`, weight in `frag4`; out row-major, f32 or bf16; bias [n] f32 or none. The kernel is
+// linear.decode.cu's, with its split of work; only that the weights, wgmma's A, are expanded in
+// registers (decode_weights4.cuh).
+//
+// Bytes: n x k / 2 of codes and a ninth to a quarter of that of scales, once; x as there. Bound by
+// the stream of weights in the limit; at few rows, by what it takes to expand them.
+#include "atlas/linear_decode.cuh"
