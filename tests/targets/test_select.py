@@ -198,8 +198,9 @@ def test_every_target_of_the_real_tree_has_every_kernel_of_its_closure() -> None
     assert {f"{card}/{model}/bf16" for card in cards for model in recorded} | set(CPU) <= names
     for chosen in selection.targets:
         if chosen.model != target.ANY_MODEL:
-            for key in closure(chosen):
-                assert resolve(chosen, key.op).name.split(".")[0] == key.op
+            for key, phases in closure(chosen).items():
+                for phase in phases:
+                    assert resolve(chosen, key.op, phase, dict(key.dtypes)).name.split(".")[0] == key.op
 
 
 def test_cpu_counts_where_it_was_named_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
