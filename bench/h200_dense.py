@@ -40,6 +40,8 @@ READ_CEILING = 4.65e12
 CONCURRENCY = (1, 8, 32, 128)
 IN, OUT = 128, 1024
 PREFILLS = ((1, 8192), (16, 2048))
+CONTEXT = 8448
+"""Tokens of a sequence that the model is loaded for; the peer was."""
 CHECKED_LAYERS = 4
 REL_L2 = {"bf16": 1.6e-2, "int4": 1.6e-2, "nvfp4": 1.6e-2, "fp8": 8e-2}
 """Of logits against float32 on the same weights; fp8 rounds activations to 3 bits of mantissa as well."""
@@ -163,9 +165,34 @@ def check(model: str, quant: str, folder: Path) -> dict[str, Any]:
     return result
 
 
+def by_kernel(runner: Runner, count: int, context: int = IN + OUT // 2) -> dict[str, list[float]]:
+    """Microseconds of a decode step of `count` sequences at `context` tokens: op and matrix -> [calls, us of all].
+    Each launch alone, from an event to an event: what overlaps in a step adds up to more than the step."""
+    block, blocks = runner.block, -(-context // 16)
+    block.set_phase(PHASE_DECODE)
+    block.set_symbols({"n_rows": count, "n_seqs": count, "n_logits": count})
+    rows = np.arange(count)
+    block.row_seq[:count] = block.logit_row[:count] = rows
+    block.row_token[:count] = block.logit_temperature[:count] = block.logit_adjust[:count] = 0
+    block.row_position[:count] = context - 1
+    block.seq_slot[:count] = block.seq_rope[:count] = 0
+    block.block_table[:count, :blocks] = np.arange(count * blocks).reshape(count, blocks) % runner.limits.n_blocks
+    for name in ("logit_slot", "logit_mask", "logit_n_top", "logit_target"):
+        getattr(block, name)[:count] = -1
+    launches = (*runner.forward_program.launches, *runner.sample_program.launches)
+    runs = np.array([runner.run_timed() for _ in range(5)])
+    found: dict[str, list[float]] = {}
+    for launch, seconds in zip(launches, np.median(runs, axis=0), strict=True):
+        name = f"{launch.key.op} {launch.name.rpartition('.')[2]}"
+        entry = found.setdefault(name, [0, 0.0])
+        entry[0] += 1
+        entry[1] = round(entry[1] + seconds * 1e6, 2)
+    return dict(sorted(found.items(), key=lambda item: -item[1][1]))
+
+
 def timings(model: str, folder: Path, quant: str) -> dict[str, Any]:
     started = time.perf_counter()
-    runner = load(model, folder, quant, max_context=8448, max_seqs=128, kv_memory_bytes=40 << 30)
+    runner = load(model, folder, quant, max_context=CONTEXT, max_seqs=128, kv_memory_bytes=40 << 30)
     result: dict[str, Any] = {
         "kernel_set": runner.choice.name,
         "load_seconds": round(time.perf_counter() - started, 2),
@@ -198,6 +225,9 @@ def timings(model: str, folder: Path, quant: str) -> dict[str, Any]:
             **{name: row[column] for name, row in expected.items() if len(row) > column},
         }
         print(model, quant, f"prefill {count}x{length}", result["prefill"][f"{count}x{length}"], flush=True)
+    for count in CONCURRENCY:
+        result["decode"][count]["by_kernel_us"] = by_kernel(runner, count)
+        print(model, quant, f"C={count}", result["decode"][count]["by_kernel_us"], flush=True)
     return result
 
 
@@ -228,7 +258,7 @@ def main() -> int:
     for model in given.models.split(","):
         whole = given.folder / model
         if not given.no_timing:
-            random_checkpoint.write(whole, facts(model))
+            random_checkpoint.write(whole, facts(model), max_context=CONTEXT)
         for quant in given.quants.split(","):
             case: dict[str, Any] = {}
             try:

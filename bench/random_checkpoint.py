@@ -38,8 +38,11 @@ def tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...], f
         yield "lm_head.weight", (vocab, hidden), HEAD_SCALE * hidden**-0.5
 
 
-def write(folder: Path, facts: Mapping[str, Any], layers: int | None = None, seed: int = 0) -> Path:
-    """Write config.json and bf16 safetensors shards of up to 4 GiB. `layers`: fewer than the model has."""
+def write(
+    folder: Path, facts: Mapping[str, Any], layers: int | None = None, seed: int = 0, max_context: int = 0
+) -> Path:
+    """Write config.json and bf16 safetensors shards of up to 4 GiB. `layers`: fewer than the model has.
+    `max_context`: the least that config.json allows."""
     import torch
     from safetensors.torch import save_file
 
@@ -47,6 +50,7 @@ def write(folder: Path, facts: Mapping[str, Any], layers: int | None = None, see
     config = {key: value for key, value in facts.items() if key != "source"}
     config["num_hidden_layers"] = layers or config["num_hidden_layers"]
     config["torch_dtype"] = "bfloat16"
+    config["max_position_embeddings"] = max(max_context, config["max_position_embeddings"])
     (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator("cuda").manual_seed(seed)
     shards: list[dict[str, torch.Tensor]] = [{}]
