@@ -95,7 +95,7 @@ def load(model: str, folder: Path, quant: str, **options: Any) -> Runner:
 
 
 def generate(engine: Engine, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], float, list[float]]:
-    """Greedy tokens of all prompts together; seconds from the first step on, and the time of every output."""
+    """Greedy tokens of all prompts together; seconds from the first step on, to the end and to every output."""
     results: list[list[int]] = [[] for _ in prompts]
     times = []
     started = time.perf_counter()
@@ -104,7 +104,7 @@ def generate(engine: Engine, prompts: list[list[int]], tokens: int) -> tuple[lis
     while engine.busy:
         outputs = engine.step()
         if outputs:
-            times.append(time.perf_counter())
+            times.append(time.perf_counter() - started)
         for output in outputs:
             assert output.error is None, output.error
             results[int(output.request_id)] += output.token_ids
@@ -165,24 +165,44 @@ def check(model: str, quant: str, folder: Path) -> dict[str, Any]:
     return result
 
 
-def by_kernel(runner: Runner, count: int, context: int = IN + OUT // 2) -> dict[str, list[float]]:
-    """Microseconds of a decode step of `count` sequences at `context` tokens: op and matrix -> [calls, us of all].
-    Each launch alone, from an event to an event: what overlaps in a step adds up to more than the step."""
+def fill_decode(runner: Runner, count: int, context: int) -> None:
+    """Describe a decode step of `count` sequences at `context` tokens in the block that is next."""
     block, blocks = runner.block, -(-context // 16)
     block.set_phase(PHASE_DECODE)
     block.set_symbols({"n_rows": count, "n_seqs": count, "n_logits": count})
-    rows = np.arange(count)
-    block.row_seq[:count] = block.logit_row[:count] = rows
+    block.row_seq[:count] = block.logit_row[:count] = np.arange(count)
     block.row_token[:count] = block.logit_temperature[:count] = block.logit_adjust[:count] = 0
     block.row_position[:count] = context - 1
     block.seq_slot[:count] = block.seq_rope[:count] = 0
     block.block_table[:count, :blocks] = np.arange(count * blocks).reshape(count, blocks) % runner.limits.n_blocks
     for name in ("logit_slot", "logit_mask", "logit_n_top", "logit_target"):
         getattr(block, name)[:count] = -1
+
+
+def replay_ms(runner: Runner, count: int, context: int = IN + OUT // 2, steps: int = 100) -> float:
+    """Milliseconds of a decode step when nothing but the device decides: one step always waits behind another."""
+    ahead = None
+    for step in range(steps + 10):
+        if step == 10:
+            started = time.perf_counter()
+        fill_decode(runner, count, context)
+        submitted = runner.submit()
+        if ahead is not None:
+            runner.collect(ahead)
+        ahead = submitted
+    assert ahead is not None
+    runner.collect(ahead)
+    return round((time.perf_counter() - started) / steps * 1e3, 4)
+
+
+def by_kernel(runner: Runner, count: int, context: int = IN + OUT // 2) -> dict[str, list[float]]:
+    """Microseconds of a decode step of `count` sequences at `context` tokens: op and matrix -> [calls, us of all].
+    Each launch alone, from an event to an event: what overlaps in a step adds up to more than the step."""
+    fill_decode(runner, count, context)
     launches = (*runner.forward_program.launches, *runner.sample_program.launches)
-    runs = np.array([runner.run_timed() for _ in range(5)])
+    runs = np.median(np.array([runner.run_timed() for _ in range(5)]), axis=0)
     found: dict[str, list[float]] = {}
-    for launch, seconds in zip(launches, np.median(runs, axis=0), strict=True):
+    for launch, seconds in zip(launches, runs.tolist(), strict=True):
         name = f"{launch.key.op} {launch.name.rpartition('.')[2]}"
         entry = found.setdefault(name, [0, 0.0])
         entry[0] += 1
@@ -213,7 +233,9 @@ def timings(model: str, folder: Path, quant: str) -> dict[str, Any]:
         assert all(len(each) == OUT for each in tokens)
         result["decode"][count] = {
             "tokens_per_second": round(count * OUT / seconds, 1),
-            "step_ms": round(statistics.median(np.diff(times[len(times) // 4 :])) * 1e3, 4),
+            "step_ms": round(float(statistics.median(np.diff(times[len(times) // 4 :]))) * 1e3, 4),
+            "first_token_ms": round(times[0] * 1e3, 2),
+            "replay_ms": replay_ms(runner, count),
             **{name: row[column] for name, row in expected.items()},
         }
         print(model, quant, f"C={count}", result["decode"][count], flush=True)

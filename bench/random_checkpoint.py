@@ -30,7 +30,7 @@ def tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...], f
             yield f"{layer}.{name}.weight", (rows, columns), columns**-0.5
         for name in ("input_layernorm", "post_attention_layernorm"):
             yield f"{layer}.{name}.weight", (hidden,), 0.0
-        if config["model_type"] == "qwen3":
+        if config.get("model_type") == "qwen3":
             for name in ("q_norm", "k_norm"):
                 yield f"{layer}.self_attn.{name}.weight", (config["head_dim"],), 0.0
     yield "model.norm.weight", (hidden,), 0.0
