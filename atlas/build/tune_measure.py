@@ -331,7 +331,7 @@ def _check(
                 continue  # the first variant's bits, which were compared with the reference
             same = same and name not in bits
             bits.setdefault(name, raw)
-            tolerance = contract.tolerance.get(dtypes[name], EXACT)
+            tolerance = contract.bound(dtypes[name], dtypes) if dtypes[name] in contract.tolerance else EXACT
             worst = max(worst, error_ratio(actual[name][:count], bench.arrays[name][:count], tolerance))
             if worst > 1.0:
                 return f"{name}: {worst:.3g} times its tolerance from the reference", False, worst

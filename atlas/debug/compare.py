@@ -56,7 +56,7 @@ def compare(runner: Runner, reference: Runner) -> list[Difference]:
             for name in launch.writes():
                 actual, expected = runner.read(name), reference.read(name)
                 count = _live_rows(launch, name, runner, symbols)
-                tolerance = launch.op.tolerance[runner.buffers[name].dtype]
+                tolerance = launch.op.bound(runner.buffers[name].dtype, dict(launch.key.dtypes))
                 ratio = error_ratio(actual[:count], expected[:count], tolerance)
                 results.append(Difference(launch.name, launch.key.op, name, ratio))
     return results

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from atlas.ops.lazy import np
-from atlas.ops.op import ACTIVATIONS, BF16, FLOAT, WEIGHTS, Arrays, Constants, Op, Operand, Tolerance, product
+from atlas.ops.op import ACTIVATIONS, BF16, F8_SUMS, FLOAT, WEIGHTS, Arrays, Constants, Op, Operand, Tolerance, product
 
 
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
@@ -36,5 +36,10 @@ LINEAR = Op(
     constants=("n", "k"),
     reference=reference,
     # atol covers cancellation in sums of K terms: the error scales with the terms, not with the sum.
-    tolerance={"f32": Tolerance(2e-5, 1e-5), "bf16": BF16},
+    tolerance={
+        "f32": Tolerance(2e-5, 1e-5),
+        "bf16": BF16,
+        "x_f8g128.f32": F8_SUMS,
+        "x_f8g128.bf16": Tolerance(BF16.rtol, F8_SUMS.atol),
+    },
 )

@@ -69,7 +69,8 @@ class Op:
     constants: sizes and scalars fixed for a model: compile-time constants on a GPU, run-time
         arguments on a CPU. A trailing "eps"-like name is a float.
     reference: computes the outputs in place with NumPy: `reference(arrays, dims, constants)`.
-    tolerance: output dtype -> bound on the difference between a kernel and the reference.
+    tolerance: output dtype -> bound on the difference between a kernel and the reference; "x_f8g128.f32" for an output
+        in f32 of a launch whose operand x is f8g128 goes before "f32".
     float_constants: those constants that are floats; all others are integers.
     """
 
@@ -83,6 +84,11 @@ class Op:
 
     def operand(self, name: str) -> Operand:
         return next(operand for operand in self.operands if operand.name == name)
+
+    def bound(self, output: str, dtypes: Mapping[str, str]) -> Tolerance:
+        """The tolerance of an output of dtype `output` in a launch whose operands have these dtypes."""
+        special = (self.tolerance.get(f"{name}_{dtype}.{output}") for name, dtype in dtypes.items())
+        return next((tolerance for tolerance in special if tolerance), self.tolerance[output])
 
     def contract_hash(self) -> str:
         """Changes whenever a kernel written to the old contract would be wrong under the new one."""
@@ -114,6 +120,9 @@ F32 = Tolerance(rtol=2e-5, atol=2e-6)
 """fp32 arithmetic in another summation order."""
 BF16 = Tolerance(rtol=1.0 / 128, atol=1e-3)
 """One bf16 rounding step either way (2^-8 relative each) on a value computed in fp32."""
+F8_SUMS = Tolerance(rtol=1e-3, atol=2e-3)
+"""Tensor cores add products of E4M3 numbers with 13 bits behind the point of the largest: a sum of 128 terms, which is
+what a scale allows, is off by 1e-4 to 1e-3 of the largest output (Hopper, measured)."""
 F8 = Tolerance(rtol=0.13, atol=1e-5)
 """One step of E4M3 (2^-3 relative; 2^-9 of 448ths of a group's largest) on a value computed in fp32: a sum in another
 order may tip a rounding. That an op rounds to nearest is for tests with exact inputs to show (op quantize_rows)."""

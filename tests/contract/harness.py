@@ -290,7 +290,7 @@ def check(
         assert (~kept | (_bits(found) == _bits(was))).all() or isinstance(wanted, BlockArray), (
             f"{case.op}: {name} was written where the reference leaves it alone: {case}"
         )
-        tolerance = case.contract.tolerance[case.dtype(name)]
+        tolerance = case.contract.bound(case.dtype(name), dict(case.key().dtypes))
         if isinstance(wanted, BlockArray):
             rows = case.shape(name, spare=False)[0]
             assert (_bits(found)[rows:] == _bits(was)[rows:]).all(), f"{case.op}: {name} has rows written beyond {rows}"

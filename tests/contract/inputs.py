@@ -10,6 +10,7 @@ from atlas.runtime.dtypes import NUMPY
 from atlas.targets.formats import FORMATS, GROUP
 from atlas.targets.shape import KV_BLOCK_SIZE
 from atlas.weights.quantized import QuantizedArray
+from atlas.weights.quantizers import quantize_rows
 from tests.contract.harness import Case
 
 Array = np.ndarray[Any, Any]
@@ -21,13 +22,33 @@ def normal(case: Case, operand: str, rng: np.random.Generator, scale: float = 1.
     return values.astype(NUMPY[case.dtype(operand)])
 
 
+def quantized(case: Case, operand: str, rng: np.random.Generator, scale: float = 1.0) -> QuantizedArray:
+    """N(0, scale^2) in the operand's block format, as load and kernels round: live part only."""
+    format, shape = case.dtype(operand), case.shape(operand, spare=False)
+    values = rng.standard_normal(shape, np.float32) * np.float32(scale)
+    return quantize_rows(values, format).to_format(format)
+
+
+def values(case: Case, operand: str, rng: np.random.Generator, scale: float = 1.0) -> Array | QuantizedArray:
+    """N(0, scale^2) in whatever dtype the operand has; integer formats have random codes of about 1 / sqrt(k)."""
+    dtype = case.dtype(operand)
+    if dtype in FORMATS and FORMATS[dtype].element == "integer":
+        return blocks(case, operand, rng)
+    return (quantized if dtype in FORMATS else normal)(case, operand, rng, scale)
+
+
+def first_rows(array: Array | QuantizedArray, begin: int, end: int) -> Array | QuantizedArray:
+    """Rows [begin, end) of either."""
+    return array.rows(begin, end) if isinstance(array, QuantizedArray) else array[begin:end]
+
+
 def blocks(case: Case, operand: str, rng: np.random.Generator) -> QuantizedArray:
     """A random matrix in the operand's block format: all codes, scales that make values of about 1 / sqrt(k)."""
     format, (n, k) = FORMATS[case.dtype(operand)], case.shape(operand)
     shape = (n, -(-k // GROUP))
     scales = rng.uniform(0.5, 2.0, shape) * k**-0.5 / 2 ** (format.bits - 1)
     minimums = -scales * rng.uniform(4, 12, shape)
-    rounded = {"f16": np.float16, "f32": np.float32}
+    rounded = {"f16": np.float16, "bf16": NUMPY["bf16"], "f32": np.float32}
     zeros = rng.integers(0, 17, shape) if format.zero else np.full(shape, format.bias) if format.bias else None
     return QuantizedArray(
         "i8" if format.signed else "u4",

@@ -1,11 +1,14 @@
 """gated_linear against its reference, and the rule that a row's result depends on nothing but the row."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from atlas.ops import OPS
+from atlas.weights.quantized import BlockArray
 from tests.contract.harness import Case, case
-from tests.contract.inputs import normal
+from tests.contract.inputs import first_rows, normal, values
 
 _TYPES = ({"x": "bf16", "weight": "bf16", "out": "bf16"}, {"x": "f32", "weight": "f32", "out": "f32"})
 
@@ -32,8 +35,24 @@ CASES = [
 ]
 
 
-def inputs(c: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    given = {"x": normal(c, "x", rng), "weight": normal(c, "weight", rng, dict(c.constants)["k"] ** -0.5)}
+_GPU_TYPES = (
+    {"x": "bf16", "weight": "bf16", "out": "bf16"},
+    {"x": "f8g128", "weight": "f8g128", "out": "f8g128"},
+    *({"x": "bf16", "weight": weight, "out": "bf16"} for weight in ("nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m")),
+)
+GPU_CASES = [
+    gated(types, intermediate, k, rows, 0, optional)
+    for types in _GPU_TYPES
+    for intermediate, k, counts, optional in (
+        (320, 576, (1, 2, 3, 4, 7, 8, 16, 17, 32, 64, 100, 128, 256, 300), ()),
+        (504, 200, (1, 8, 40, 129), ("bias",)),
+    )
+    for rows in counts
+]
+
+
+def inputs(c: Case, rng: np.random.Generator) -> dict[str, Any]:
+    given = {"x": values(c, "x", rng), "weight": values(c, "weight", rng, dict(c.constants)["k"] ** -0.5)}
     return given | {name: normal(c, name, rng) for name in c.optional}
 
 
@@ -42,15 +61,25 @@ def test_matches_reference(device, case: Case, rng) -> None:
     assert device.check(case, inputs(case, rng)) <= 1.0
 
 
-@pytest.mark.parametrize("types", _TYPES, ids=lambda t: t["x"])
+@pytest.mark.parametrize("case", GPU_CASES, ids=str)
+def test_formats_and_rows_of_gpus(device, case: Case, rng) -> None:
+    """Every bound that a kernel has variants for, and numbers of rows around them."""
+    assert device.check(case, inputs(case, rng)) <= 1.0
+
+
+@pytest.mark.parametrize("types", (*_TYPES, *_GPU_TYPES[1:3]), ids=lambda t: t["weight"])
 def test_row_does_not_depend_on_the_batch(device, types: dict[str, str], rng) -> None:
     whole = gated(types, 192, 576, 130)
     given = inputs(whole, rng)
     expected = device.run(whole, given)["out"][:130]
     for rows in (1, 2, 8, 33):
-        x = given["x"][130 - rows :]
+        x = first_rows(given["x"], 130 - rows, 130)
         actual = device.run(gated(types, 192, 576, rows), {**given, "x": x})["out"][:rows]
-        assert actual.tobytes() == expected[130 - rows :].tobytes(), f"{rows} rows"
+        assert as_bytes(actual) == as_bytes(expected[130 - rows :]), f"{rows} rows"
+
+
+def as_bytes(rows: Any) -> bytes:
+    return rows.raw.tobytes() if isinstance(rows, BlockArray) else rows.tobytes()
 
 
 @pytest.mark.parametrize("activation", [0, 1, 2])

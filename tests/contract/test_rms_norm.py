@@ -13,6 +13,18 @@ CASES = [
     for rows in (1, 2, 37)
 ]
 
+F8_CASES = [
+    case("rms_norm", "f8g128", hidden=hidden, eps=1e-5, rows=rows) for hidden in (576, 100, 4096) for rows in (1, 3, 37)
+]
+
+
+@pytest.mark.parametrize("case", F8_CASES, ids=str)
+def test_rows_in_f8g128(device, case: Case, rng) -> None:
+    if device.name.startswith("cpu"):
+        pytest.skip("rows in f8g128 are a GPU's")
+    given = {"x": normal(case, "x", rng, 3.0), "weight": normal(case, "weight", rng)}
+    assert device.check(case, given) <= 1.0
+
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_reference(device, case: Case, rng) -> None:
