@@ -2,8 +2,7 @@
 // them: in any element type or format f8g128, row-major or in tiles.
 #pragma once
 
-#include <cuda_fp8.h>
-
+#include "atlas/f8_group.cuh"
 #include "atlas/instance.h"
 #include "atlas/operand_layout.cuh"
 #include "atlas/quad.cuh"
@@ -66,40 +65,26 @@ class OutRow {
     }
   }
 
-  // atlas/weights/quantizers.py defines this rounding bit for bit. Magnitudes are compared as
-  // integers, so that a NaN is the largest. All groups' magnitudes come first: one's reduction
-  // over the warp runs during another's.
+  // All groups' magnitudes come first: one's reduction over the warp runs during another's.
   template <int kCount, int kStride>
   __device__ void store_f8(int first, const float (&values)[kCount][4]) const {
-    unsigned largest[kCount];
+    unsigned largest[kCount] = {};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      largest[i] = 0;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        largest[i] = max(largest[i], __float_as_uint(values[i][j]) & 0x7FFFFFFFu);
-      }
+      for (int j = 0; j < 4; ++j) largest[i] = max(largest[i], magnitude_bits(values[i][j]));
       largest[i] = __reduce_max_sync(kAllLanes, largest[i]);
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int quad = first + i * kStride;
       if (quad >= kQuads) continue;
-      const bool finite = largest[i] < 0x7F800000u;
-      const float magnitude = __uint_as_float(largest[i]);
-      const bool some = finite && magnitude >= 0x1p-100f;
-      const float divisor = some ? magnitude : 1.0f;
-      const float factor = some ? 448.0f / divisor : 0.0f;
-      const float scale = finite ? (some ? divisor / 448.0f : 0.0f) : __uint_as_float(0x7FC00000u);
-      const auto pair = [&](float a, float b) -> unsigned {
-        return __nv_cvt_float2_to_fp8x2(make_float2(a * factor, b * factor), __NV_SATFINITE,
-                                        __NV_E4M3);
-      };
-      const unsigned codes = pair(values[i][0], values[i][1]) | pair(values[i][2], values[i][3])
-                                                                    << 16;
-      *reinterpret_cast<unsigned*>(out_ + Layout::at(row_, 4 * quad)) = some ? codes : 0;
+      const F8Group group(largest[i]);
+      const float (&v)[4] = values[i];
+      *reinterpret_cast<unsigned*>(out_ + Layout::at(row_, 4 * quad)) =
+          group.codes(v[0], v[1]) | group.codes(v[2], v[3]) << 16;
       if (quad % kWarp == 0) {
-        *reinterpret_cast<float*>(out_ + Layout::scale_at(row_, quad / kWarp)) = scale;
+        *reinterpret_cast<float*>(out_ + Layout::scale_at(row_, quad / kWarp)) = group.scale;
       }
     }
   }
