@@ -169,8 +169,8 @@ class TestVariants:
         self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
     ) -> None:
         self.split(tree)
-        edit(tree / "h200/residual_rms_norm.decode.cu", 'other = "operand"', 'other = "row_major"')
-        message = "operand out is tiles in .*prefill.cu and row_major in .*decode.cu; accepted: one layout"
+        edit(tree / "h200/residual_rms_norm.decode.cu", 'other = "operand"', 'other = "tiles"')
+        message = "operand out is row_major in .*prefill.cu and tiles in .*decode.cu; accepted: one layout"
         with pytest.raises(BuildError, match=message):
             built(tree, gpu_targets(tree))
 
