@@ -7,8 +7,6 @@ pdl = true
 resident = "min(2, cluster_blocks)"
 [knobs]
 THREADS = 512
-[knobs.choices]
-THREADS = [256, 512]
 */
 // logprobs: for each row with n_top >= 0, log-softmax at one token, the token's rank, and the n_top
 // largest logits with their ids, equals in the order of ids. NaN and rank 0 where there is no

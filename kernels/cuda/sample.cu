@@ -11,7 +11,7 @@ resident = "min(2, cluster_blocks)"
 # in clusters of 4 512 threads 3.5 / 21 and 52 / 183; one block a row 7.7 / 19 and 147 / 215.
 THREADS = 512
 [knobs.choices]
-THREADS = [256, 512]
+THREADS = [256, 512, 1024]
 */
 // sample: one token per row of logits, or of `adjusted` where adjust is not 0; -1 for a row with a
 // NaN or without a finite maximum.
