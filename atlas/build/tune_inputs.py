@@ -9,15 +9,26 @@ import numpy as np
 
 from atlas.errors import BuildError
 from atlas.runtime.backend import Array
+from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.program import KernelKey
+from atlas.targets.formats import Format
+from atlas.weights.quantized import BlockArray, QuantizedArray, to_rows
+from atlas.weights.quantizers import quantize_rows
 
 CONTEXT = 1024
 """Tokens that each sequence of an attention case has."""
 
+NUMPY_SCALES = {"f16": np.dtype(np.float16), "bf16": NUMPY["bf16"], "f32": np.dtype(np.float32)}
+"""Dtypes of the scales of integer formats."""
+
+_BLOCK_ROWS = 256
+"""Rows of a matrix in a block format that are made; the others repeat them."""
+
 _SAMPLES = 1 << 24
 """Random numbers drawn at most for one array; larger ones repeat them."""
 
-Arrays = Mapping[str, Array]
+Arrays = Mapping[str, Any]
+"""By operand: a NumPy array, or a BlockArray in a block format."""
 Maker = Callable[[KernelKey, Arrays, int, np.random.Generator], None]
 
 
@@ -34,8 +45,14 @@ def inputs(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator) 
     _MAKERS[key.op](key, arrays, rows, rng)
 
 
-def _normal(array: Array, rng: np.random.Generator, scale: float = 1.0) -> None:
-    """N(0, scale^2) in the array's dtype; no element is zero."""
+def _normal(array: Array | BlockArray, rng: np.random.Generator, scale: float = 1.0) -> None:
+    """N(0, scale^2) in the array's dtype or format; no element is zero. Of integer formats random codes of that size."""
+    if isinstance(array, BlockArray):
+        some = to_rows(_blocks(array.format, min(len(array), _BLOCK_ROWS), array.k, rng, scale), array.format.name)
+        for begin in range(0, len(array), len(some)):
+            rows = array.raw[begin : begin + len(some)]
+            rows[:] = some[: len(rows)]
+        return
     flat = array.reshape(-1)
     values = rng.standard_normal(min(flat.size, _SAMPLES), np.float32) * np.float32(scale)
     values[values == 0] = scale
@@ -43,6 +60,25 @@ def _normal(array: Array, rng: np.random.Generator, scale: float = 1.0) -> None:
     for begin in range(0, flat.size, converted.size):
         part = flat[begin : begin + converted.size]
         part[:] = converted[: part.size]
+
+
+def _blocks(format: Format, n: int, k: int, rng: np.random.Generator, scale: float) -> QuantizedArray:
+    if format.element != "integer":
+        return quantize_rows(rng.standard_normal((n, k), np.float32) * np.float32(scale), format.name)
+    shape = (n, format.groups(k))
+    low, high = (-127, 128) if format.signed else (0, 16)
+    scales = (rng.uniform(0.5, 2.0, shape) * scale * 4 / (high - low)).astype(NUMPY_SCALES[format.scale])
+    middle = np.full(shape, (low + high) // 2, np.int16)
+    return QuantizedArray(
+        "i8" if format.signed else "u4",
+        rng.integers(low, high, (n, k)).astype(np.int8 if format.signed else np.uint8),
+        scales.astype(np.float32),
+        (1, format.group),
+        None if format.signed or format.minimum else middle,
+        (-scales.astype(np.float32) * 8).astype(NUMPY_SCALES[format.minimum]).astype(np.float32)
+        if format.minimum
+        else None,
+    )
 
 
 def _linear(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator) -> None:
@@ -88,9 +124,17 @@ def _sample(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator)
     arrays["slot"][:rows] = -1
 
 
+def _residual_rms_norm(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator) -> None:
+    _normal(arrays["x"][:rows], rng)
+    _normal(arrays["residual"][:rows], rng)
+    _normal(arrays["weight"], rng)
+
+
 _MAKERS: dict[str, Maker] = {
     "linear": _linear,
+    "gated_linear": _linear,
     "rms_norm": _rms_norm,
+    "residual_rms_norm": _residual_rms_norm,
     "gated_activation": _gated_activation,
     "paged_attention": _paged_attention,
     "sample": _sample,

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from atlas.build import manifest
+from atlas.build.kernel_file import ROW_MAJOR
 from atlas.build.manifest import KernelEntry
 from atlas.build.tune import CASES, key_of
 from atlas.build.tune_inputs import CONTEXT, inputs
@@ -27,13 +28,14 @@ from atlas.ops import OPS
 from atlas.ops.op import EXACT, Tolerance
 from atlas.runtime import core, memory_plan
 from atlas.runtime.backend import Array, Backend, BoundProgram
-from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.memory_plan import MemoryPlan
 from atlas.runtime.program import KernelKey, Recorder, StepPrograms
-from atlas.runtime.step import Limits, StepBlock, offsets
+from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL, Limits, StepBlock, offsets
+from atlas.targets import formats
 from atlas.targets.expression import evaluate
 from atlas.targets.shape import KV_BLOCK_SIZE
 from atlas.weights.layouts import LAYOUTS
+from atlas.weights.quantized import BlockArray
 
 SYMBOLS = {
     "rows": "n_rows",
@@ -45,7 +47,7 @@ SYMBOLS = {
 }
 PER_ROW = ("rows", "seqs", "logits")
 """Dims that a case sets to its number of rows."""
-ROTATES = {"linear": "weight", "paged_attention": "block_table"}
+ROTATES = {"linear": "weight", "gated_linear": "weight", "paged_attention": "block_table"}
 """Op -> the operand whose copies launches take turns over: what decides which memory is read."""
 CACHE_BYTES = 128 << 20
 """More than twice any L2 cache: copies add up to this."""
@@ -70,9 +72,10 @@ class Bench:
     limits: Limits
     plan: MemoryPlan
     physical: Mapping[str, int]
-    arrays: Mapping[str, Array]
+    arrays: Mapping[str, Any]
     copies: int
     layouts: Mapping[str, str]
+    phase: int
 
 
 def measure(folder: Path, out: Path, device: int) -> None:
@@ -114,7 +117,9 @@ def run_cases(
     benches = []
     for case in document["cases"]:
         layouts = entries[case["variants"][0]["entry"]].layouts
-        benches.append(_plan(key_of(case), max(map(int, case["rows"])), layouts))
+        phase = PHASE_PREFILL if case["phase"] == "prefill" else PHASE_DECODE
+        scratch = {v.symbol: v.scratch for c in case["variants"] for v in entries[c["entry"]].variants if v.scratch}
+        benches.append(_plan(key_of(case), max(map(int, case["rows"])), layouts, phase, scratch))
     backend.allocate(max(bench.plan.total for bench in benches))
     for case, bench in zip(document["cases"], benches, strict=True):
         begun = time.perf_counter()
@@ -142,7 +147,7 @@ def run_cases(
     return result
 
 
-def _plan(key: KernelKey, rows: int, layouts: Mapping[str, str]) -> Bench:
+def _plan(key: KernelKey, rows: int, layouts: Mapping[str, str], phase: int, scratch: Mapping[str, int]) -> Bench:
     """Buffers for `rows` rows and SPARE more, a program over them, and the arena's plan."""
     contract = OPS[key.op]
     max_blocks = CONTEXT // KV_BLOCK_SIZE
@@ -187,8 +192,8 @@ def _plan(key: KernelKey, rows: int, layouts: Mapping[str, str]) -> Bench:
         )
     recorder.begin("sample")
     programs = recorder.finish()
-    plan = memory_plan.plan(programs, limits, physical)
-    return Bench(key, programs, limits, plan, physical, {}, copies, layouts)
+    plan = memory_plan.plan(programs, limits, physical, scratch)
+    return Bench(key, programs, limits, plan, physical, {}, copies, layouts, phase)
 
 
 def _case(
@@ -201,6 +206,9 @@ def _case(
 ) -> dict[str, Any]:
     """Check and time one kernel's variants; the first is the untuned choice."""
     _fill(backend, bench, rows[-1])
+    begin, end = bench.plan.regions[memory_plan.SCRATCH]
+    if end > begin:
+        backend.fill(begin, 0, end - begin)
     memory = backend.staging(offsets(bench.limits)[1])
     block = StepBlock(memory, bench.limits)
     bits: dict[str, Array] = {}
@@ -261,21 +269,19 @@ def _fill(backend: Backend, bench: Bench, rows: int) -> None:
     contract, dtypes = OPS[bench.key.op], dict(bench.key.dtypes)
     rng = np.random.default_rng()
     symbols = bench.limits.symbols()
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, Any] = {}
     operands = [operand for operand in contract.operands if operand.name in dtypes]
     for operand in operands:
-        buffer = bench.programs.buffers[f"{operand.name}.0"]
-        dtype = NUMPY[dtypes[operand.name]]
-        shape = buffer.extents(symbols)
-        arrays[operand.name] = np.full(math.prod(shape) * dtype.itemsize, POISON, np.uint8).view(dtype).reshape(shape)
+        dtype, shape = dtypes[operand.name], bench.programs.buffers[f"{operand.name}.0"].extents(symbols)
+        raw = np.full(formats.nbytes(dtype, shape), POISON, np.uint8)
+        arrays[operand.name] = LAYOUTS[ROW_MAJOR].unpack(raw, shape, dtype)
     inputs(bench.key, arrays, rows, rng)
     for operand in operands:
         if operand.mode == "out":
             continue
         layout = LAYOUTS[bench.layouts.get(operand.name, "row_major")]
-        array = arrays[operand.name]
-        packed = layout.pack(array)
-        name = operand.name
+        name, array = operand.name, arrays[operand.name]
+        packed = layout.pack(array.quantized() if isinstance(array, BlockArray) else array, dtypes[name])
         turns = bench.copies if ROTATES.get(bench.key.op) == name else 1
         for i in range(turns):
             if name == "block_table" and i > 0:
@@ -289,6 +295,7 @@ def _fill(backend: Backend, bench: Bench, rows: int) -> None:
 def _begin(backend: Backend, bench: Bench, block: StepBlock, memory: memoryview, rows: int) -> None:
     """Tell the device that the step has `rows` rows, sequences and logits."""
     block.set_symbols({"n_rows": rows, "n_seqs": rows, "n_logits": rows})
+    block.set_phase(bench.phase)
     backend.begin_step(bench.plan.offsets["step.header"], memory, block.used_bytes())
 
 
@@ -308,37 +315,47 @@ def _check(
     """
     contract, dtypes = OPS[bench.key.op], dict(bench.key.dtypes)
     outs = [operand.name for operand in contract.operands if operand.mode == "out"]
-    most: dict[str, Array] = {}
+    most: dict[str, Any] = {}
     same, worst = True, 0.0
     for count in sorted(rows, reverse=True):
         _begin(backend, bench, block, memory, count)
-        # The rows that count, and the spare ones after them, which must stay as they are.
-        actual = {name: np.empty_like(bench.arrays[name][: count + SPARE]) for name in outs}
         for name in outs:
-            backend.fill(bench.plan.offsets[f"{name}.0"], POISON, actual[name].nbytes)
+            backend.fill(bench.plan.offsets[f"{name}.0"], POISON, bench.physical[f"{name}.0"])
         backend.run(handle, 0, 1)
         for name in outs:
-            backend.read(bench.plan.offsets[f"{name}.0"], actual[name])
-            raw = _bytes(actual[name])
-            if not (raw[count:] == POISON).all():
+            actual = _rows(backend, bench, name, dtypes[name], count)
+            raw = _bytes(actual)
+            # The spare rows after those that count must stay as they are; in other layouts they share tiles.
+            if name not in bench.layouts and not (raw[count:] == POISON).all():
                 return f"{name}: rows beyond {count} were written", False, math.inf
             if name in most:
                 if not np.array_equal(raw[:count], _bytes(most[name])[:count]):
                     return f"{name}: a row at {count} rows has other bits than at {rows[-1]}", False, math.inf
                 continue
-            most[name] = actual[name]
-            if name in bits and np.array_equal(raw, bits[name]):
+            most[name] = actual
+            if name in bits and np.array_equal(raw[:count], bits[name]):
                 continue  # the first variant's bits, which were compared with the reference
             same = same and name not in bits
-            bits.setdefault(name, raw)
+            bits.setdefault(name, raw[:count])
             tolerance = contract.bound(dtypes[name], dtypes) if dtypes[name] in contract.tolerance else EXACT
-            worst = max(worst, error_ratio(actual[name][:count], bench.arrays[name][:count], tolerance))
+            found, expected = (array[:count].astype(np.float64) for array in (actual, bench.arrays[name]))
+            worst = max(worst, error_ratio(found, expected, tolerance))
             if worst > 1.0:
                 return f"{name}: {worst:.3g} times its tolerance from the reference", False, worst
     return "", same, worst
 
 
-def _bytes(array: Array) -> Array:
+def _rows(backend: Backend, bench: Bench, name: str, dtype: str, count: int) -> Any:
+    """The first `count` rows of an output, and the spare ones."""
+    raw = np.empty(bench.physical[f"{name}.0"], np.uint8)
+    backend.read(bench.plan.offsets[f"{name}.0"], raw)
+    shape = bench.programs.buffers[f"{name}.0"].extents(bench.limits.symbols())
+    return LAYOUTS[bench.layouts.get(name, ROW_MAJOR)].unpack(raw, shape, dtype)[: count + SPARE]
+
+
+def _bytes(array: Any) -> Any:
+    if isinstance(array, BlockArray):
+        return array.raw
     return array.reshape(len(array), -1).view(np.uint8)
 
 

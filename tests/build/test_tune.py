@@ -235,3 +235,20 @@ def test_the_whole_command_measures_and_writes(
     file = tree / "h200/smollm2-135m/bf16/tuning.toml"
     assert capsys.readouterr().out == f"atlas: prepared True\natlas: wrote {file}\n"
     assert "TILE_N = 32" in file.read_text()
+
+
+def test_a_variant_that_spills_is_left_out(tree: Path, tmp_path: Path, gpu_targets: Any, counting: Any) -> None:
+    """But not the untuned one, which a build would compile."""
+    (target,) = gpu_targets(tree)
+    declared = kernel_file.declaration(tree / "cuda/rms_norm.cu")
+    compile_kernel = counting.compile
+
+    def spilling(name: str, source: str, headers: Any, arch: str) -> Any:
+        compiled = compile_kernel(name, source, headers, arch)
+        return dataclasses.replace(compiled, spills=16 * ("THREADS = 1024;" in headers["atlas/instance.h"]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("atlas.build.cuda.compile_kernel", spilling)
+        summary = tune.prepare(tree, target, tmp_path / "out", 1, ("rms_norm",))
+    assert summary.startswith(f"{len(declared.choices['THREADS']) - 1} variants of 1 kernels")
+    assert summary.endswith("; 1 failed a check")

@@ -7,17 +7,20 @@ but no compiler: `python -m tests.contract.pack --hw gb10 --arch sm_90a --out FO
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from atlas.build import compile as compiler
+from atlas.build import kernel_job
 from atlas.build.kernel_file import PHASES
-from atlas.build.manifest import KernelSet, Manifest
+from atlas.build.manifest import KernelEntry, KernelSet, Manifest
+from atlas.errors import BuildError
 from atlas.runtime.program import KernelKey
 from atlas.targets.hardware import walk
 from atlas.targets.resolution import MissingKernel, resolve
@@ -58,18 +61,40 @@ def served(target: Target, keys: Iterable[KernelKey]) -> dict[KernelKey, tuple[s
     return found
 
 
-def build(hw: str, arch: str | None, out: Path, jobs: int, ops: Sequence[str] = ()) -> KernelSet:
-    """Compile every distinct kernel of every contract case, or of those of `ops`."""
+def compiled(
+    target: Target, keys: Mapping[KernelKey, Sequence[str]], arch: str, jobs: int, blob: compiler.ImageBlob
+) -> tuple[list[KernelEntry], list[str]]:
+    """Entries of the kernels that compile and pass the build's checks, and what is wrong with the others."""
+    entries, wrong = [], []
+    with kernel_job.Compiler(jobs) as running:
+        planned = []
+        for key, phases in keys.items():
+            try:
+                planned.append(kernel_job.plan(KERNELS, target, key, arch, phases))
+            except BuildError as error:
+                wrong.append(str(error))
+        for job in itertools.chain.from_iterable(planned):
+            running.start(job)
+        for variants in planned:
+            try:
+                entries.append(kernel_job.entry([(job, running.result(job)) for job in variants], blob.add, "cubin"))
+            except BuildError as error:
+                wrong.append(str(error))
+    return entries, wrong
+
+
+def build(hw: str, arch: str | None, out: Path, jobs: int, ops: Sequence[str] = ()) -> tuple[KernelSet, list[str]]:
+    """Compile every distinct kernel of every contract case, or of those of `ops`. Returns what did not compile, too."""
     hardware = walk(KERNELS)[hw]
     target = Target(hardware, ANY_MODEL, "contract", {})
     keys = served(target, (key for key in wanted() if not ops or key.op in ops))
     blob = compiler.ImageBlob()
-    kernels = compiler.compile_keys(KERNELS, target, keys, arch or hardware.arch, jobs, blob)
+    kernels, wrong = compiled(target, keys, arch or hardware.arch, jobs, blob)
     kernel_set = KernelSet(
-        hw, "cuda", "contract", "tests", "*", arch or hardware.arch, hardware.compute_capability, kernels
+        hw, "cuda", "contract", "tests", "*", arch or hardware.arch, hardware.compute_capability, tuple(kernels)
     )
     compiler.write(out, Manifest((kernel_set,), tuple(blob.images), "wheels"), bytes(blob.data))
-    return kernel_set
+    return kernel_set, wrong
 
 
 if __name__ == "__main__":
@@ -80,5 +105,8 @@ if __name__ == "__main__":
     parser.add_argument("--ops", default="", help="comma list of ops; default: all")
     arguments = parser.parse_args()
     ops = [op for op in arguments.ops.split(",") if op]
-    result = build(arguments.hw, arguments.arch, arguments.out, os.cpu_count() or 1, ops)
+    result, errors = build(arguments.hw, arguments.arch, arguments.out, os.cpu_count() or 1, ops)
     print(f"{len(result.kernels)} kernels of {result.hardware} for {result.arch} in {arguments.out}")
+    for error in errors:
+        print(f"left out: {error}")
+    sys.exit(bool(errors))
