@@ -46,7 +46,7 @@ def inputs(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator) 
 
 
 def _normal(array: Array | BlockArray, rng: np.random.Generator, scale: float = 1.0) -> None:
-    """N(0, scale^2) in the array's dtype or format; no element is zero. Of integer formats random codes of that size."""
+    """N(0, scale^2) in the array's dtype or format; no plain element is zero. Integer formats: random codes."""
     if isinstance(array, BlockArray):
         some = to_rows(_blocks(array.format, min(len(array), _BLOCK_ROWS), array.k, rng, scale), array.format.name)
         for begin in range(0, len(array), len(some)):
@@ -68,16 +68,16 @@ def _blocks(format: Format, n: int, k: int, rng: np.random.Generator, scale: flo
     shape = (n, format.groups(k))
     low, high = (-127, 128) if format.signed else (0, 16)
     scales = (rng.uniform(0.5, 2.0, shape) * scale * 4 / (high - low)).astype(NUMPY_SCALES[format.scale])
-    middle = np.full(shape, (low + high) // 2, np.int16)
+    middle, minimums = np.full(shape, (low + high) // 2, np.int16), None
+    if format.minimum:
+        minimums = (-8 * scales.astype(np.float32)).astype(NUMPY_SCALES[format.minimum]).astype(np.float32)
     return QuantizedArray(
         "i8" if format.signed else "u4",
         rng.integers(low, high, (n, k)).astype(np.int8 if format.signed else np.uint8),
         scales.astype(np.float32),
         (1, format.group),
         None if format.signed or format.minimum else middle,
-        (-scales.astype(np.float32) * 8).astype(NUMPY_SCALES[format.minimum]).astype(np.float32)
-        if format.minimum
-        else None,
+        minimums,
     )
 
 
