@@ -1,8 +1,9 @@
 """The device side of tuning: checks every variant of a kernel, then times it.
 
-A variant runs in a program of many identical launches, so that a launch costs the host one driver call
-and the host waits twice per measurement. Operands that come from memory in a real step (weights, KV
-blocks) have so many copies that the L2 cache cannot hold them, and launches take turns over the copies.
+A variant runs in a program of many identical launches, replayed as a graph where the backend has graphs, so that
+launches follow one another as in a server's step and the host waits twice per measurement. Operands that come from
+memory in a real step (weights, KV blocks) have so many copies that the L2 cache cannot hold them, and launches take
+turns over the copies.
 """
 
 from __future__ import annotations
@@ -238,6 +239,7 @@ def _case(
                 continue
             record["us"] = {}
             for count in rows:
+                backend.capture(handle, bench.phase, count)  # whole passes are replayed, as a server's steps are
                 _begin(backend, bench, block, memory, count)
                 record["us"][str(count)] = round(_time(backend, handle, launches), 3)
         except DeviceError as fault:  # nothing works on the device after it

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from atlas.build import compile as build
@@ -16,6 +17,7 @@ from atlas.errors import BuildError
 from atlas.runtime import core
 from atlas.runtime.program import KernelKey
 from atlas.targets import target as targets
+from atlas.targets.formats import FORMATS
 
 ROWS = {"1": 0.5, "3": 0.5}
 
@@ -251,3 +253,21 @@ def test_a_variant_that_spills_is_left_out(tree: Path, tmp_path: Path, gpu_targe
         summary = tune.prepare(tree, target, tmp_path / "out", 1, ("rms_norm",))
     assert summary.startswith(f"{len(declared.choices['THREADS']) - 1} variants of 1 kernels")
     assert summary.endswith("; 1 failed a check")
+
+
+@pytest.mark.parametrize("format", [name for name in FORMATS if name != "i8g32f"])
+def test_inputs_in_every_format(format: str) -> None:
+    """Finite, of the size asked for, and no row of zeros: what is multiplied costs what real weights cost."""
+    from atlas.build import tune_inputs
+    from atlas.weights.layouts import LAYOUTS
+
+    n, k = 300, 576
+    raw = np.full(FORMATS[format].nbytes((n, k)), 0xFF, np.uint8)
+    weight = LAYOUTS["row_major"].unpack(raw, (n, k), format)
+    key = KernelKey("linear", (("x", "bf16"), ("weight", format), ("out", "f32")), (("n", n), ("k", k)))
+    arrays = {"x": np.zeros((4, k), np.float32), "weight": weight}
+    tune_inputs.inputs(key, arrays, 3, np.random.default_rng())
+    values = weight.astype(np.float32)
+    assert np.isfinite(values).all() and (np.abs(values).max(1) > 0).all()
+    assert 0.2 < values.std() * k**0.5 < 5
+    assert arrays["x"][:3].all() and not arrays["x"][3:].any()
