@@ -210,6 +210,17 @@ def by_kernel(runner: Runner, count: int, context: int = IN + OUT // 2) -> dict[
     return dict(sorted(found.items(), key=lambda item: -item[1][1]))
 
 
+def first_token(model: str, folder: Path, quant: str) -> dict[str, Any]:
+    """Seconds from process start to the first token, the checkpoint being in memory."""
+    packs = [PACKS[model, quant]] if (model, quant) in PACKS else []
+    command = [sys.executable, "-m", "bench.first_token", str(folder), quant, str(time.time()), *packs]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"error": done.stderr[-500:]}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def timings(model: str, folder: Path, quant: str) -> dict[str, Any]:
     started = time.perf_counter()
     runner = load(model, folder, quant, max_context=CONTEXT, max_seqs=128, kv_memory_bytes=40 << 30)
@@ -289,6 +300,8 @@ def main() -> int:
                     print(model, quant, case["check"], flush=True)
                     passed = passed and case["check"]["passed"]
                 if not given.no_timing:
+                    case["start"] = first_token(model, whole, quant)
+                    print(model, quant, "start", case["start"], flush=True)
                     case |= timings(model, whole, quant)
             except Exception as error:  # one case's failure must not hide the others' figures
                 case["error"] = f"{type(error).__name__}: {error}"
