@@ -2,8 +2,7 @@
 [launch]
 grid = ["multiprocessors", 1, 1]
 block = "288 + max_rows // 256 * 96"
-shared = "(112 + max_rows // 256 * 112) * 1024"
-resident = "1 + min(1, 64 // max_rows)"
+shared = "216 * 1024"
 pdl = true
 [rows]
 up_to = [8, 16, 32, 64, 128, 256]
