@@ -84,7 +84,7 @@ def test_less_shared_memory_leaves_fewer_choices(target: Target, declared: Decla
 def test_a_kernel_without_costs_keeps_its_declared_knobs(tree: Path, target: Target) -> None:
     declared = kernel_file.declaration(tree / "cuda/rms_norm.cu")
     key = KernelKey("rms_norm", (("x", "f32"), ("weight", "f32"), ("out", "bf16")), (("hidden", 576), ("eps", 1e-5)))
-    assert knobs.choose(declared, key, target) == knobs.Chosen({"THREADS": 512}, "declared")
+    assert knobs.choose(declared, key, target) == knobs.Chosen({"THREADS": 256}, "declared")
 
 
 def test_the_cost_model_looks_at_shape_and_hardware(target: Target, declared: Declaration) -> None:

@@ -46,14 +46,26 @@ class Norm {
 
   // row / sqrt(mean(row^2) + eps) * weight to row `index` of `out`. All threads call it, once.
   __device__ void store_normalised(const Row& row, types::out* out, int index) const {
-    __shared__ float scratch[launch::block / kWarp];
+    constexpr int kWarps = launch::block / kWarp;
+    __shared__ float scratch[kWarps];
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < kCount * 4; ++i) {
       squares = fmaf(row.values[i / 4][i % 4], row.values[i / 4][i % 4], squares);
     }
-    squares = block_reduce<launch::block>(squares, Sum(), scratch);
-    const float factor = 1.0f / sqrtf(squares / static_cast<float>(kHidden) + constants::eps);
+    squares = warp_reduce(squares, Sum());
+    if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = squares;
+    __syncthreads();
+    // A tree: a chain over 16 warps is 64 cycles of a decode step's critical path.
+    float sums[kWarps];
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) sums[i] = scratch[i];
+#pragma unroll
+    for (int distance = 1; distance < kWarps; distance *= 2) {
+#pragma unroll
+      for (int i = 0; i + distance < kWarps; i += 2 * distance) sums[i] += sums[i + distance];
+    }
+    const float factor = rsqrtf(sums[0] / static_cast<float>(kHidden) + constants::eps);
     Row scaled;
 #pragma unroll
     for (int i = 0; i < kCount * 4; ++i) {
