@@ -2,8 +2,9 @@
 
 One step is made up (so many sequences, each with so many new rows at such a position), run again and again,
 and the time of each launch is taken inside the core: on a CPU barrier included, on a GPU from the end of the launch
-before it, so that nothing overlaps. The report adds launches of one kind over the layers and, on a CPU, holds them
-against what the machine was measured to do: a roofline line per kind.
+before it, so that nothing overlaps, and beside it by how much it makes the step longer, where launches do overlap. The
+report adds launches of one kind over the layers and, on a CPU, holds them against what the machine was measured to do:
+a roofline line per kind.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Work:
     """What launches of one kind did in one step.
 
     seconds: the lower quartile of the repeats, barriers included.  bytes: read and written once, caches as far as they
-    are seen.  operations: multiplications and additions of linears and attention; 0 elsewhere.
+    are seen.  operations: multiplications and additions of linears and attention; 0 elsewhere.  added: seconds by which
+    they make the step longer, where launches overlap (on a GPU).
     """
 
     kind: str
@@ -40,11 +42,12 @@ class Work:
     seconds: float
     bytes: int
     operations: int
+    added: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """A profiled step. step_seconds: forward and sample as they are run in service, not timed inside."""
+    """A profiled step. step_seconds: forward and sample as they are run in service (on a GPU: as a graph)."""
 
     work: tuple[Work, ...]
     step_seconds: float
@@ -101,9 +104,14 @@ def profile(runner: Runner, repeats: int) -> Profile:
         raise ConfigError("backend", backend.describe(), "cpu or cuda: the core times single launches")
     launches = (*runner.forward_program.launches, *runner.sample_program.launches)
     times = np.quantile([runner.run_timed() for _ in range(repeats)], 0.25, axis=0)
-    step_seconds = min(_timed_step(runner) for _ in range(repeats))
+    if backend.name == "cuda":
+        added = runner.run_growing(repeats)
+        step_seconds = sum(added)
+    else:
+        added = [0.0] * len(launches)
+        step_seconds = min(_timed_step(runner) for _ in range(repeats))
     kinds: dict[str, Work] = {}
-    for launch, seconds in zip(launches, times.tolist(), strict=True):
+    for launch, seconds, longer in zip(launches, times.tolist(), added, strict=True):
         kind = f"{launch.key.op} {re.sub(r'^layers[.][0-9]+[.]', '', launch.name)}"
         old = kinds.get(kind, Work(kind, 0, 0.0, 0, 0))
         kinds[kind] = Work(
@@ -112,6 +120,7 @@ def profile(runner: Runner, repeats: int) -> Profile:
             old.seconds + seconds,
             old.bytes + _bytes(runner, launch),
             old.operations + _operations(runner, launch),
+            old.added + longer,
         )
     return Profile(tuple(kinds.values()), step_seconds)
 
@@ -169,8 +178,10 @@ def table(found: Profile, rates: Mapping[str, float]) -> str:
         return f" {rate / rates[of]:>7.0%}" if rates else f" {'':>7}"
 
     timed = sum(work.seconds for work in found.work)
+    added = f" {'added us':>10}" if any(work.added for work in found.work) else ""
     lines = [
         f"{'kind':<40} {'launches':>8} {'us':>10} {'share':>6} {'GB/s':>7} {'of read':>7} {'GFLOP/s':>8} {'of fp32':>7}"
+        + added
     ]
     for work in sorted(found.work, key=lambda work: -work.seconds):
         bandwidth, rate = work.bytes / work.seconds, work.operations / work.seconds
@@ -178,7 +189,8 @@ def table(found: Profile, rates: Mapping[str, float]) -> str:
             f"{work.kind:<40} {work.launches:>8} {work.seconds * 1e6:>10.1f} {work.seconds / timed:>6.1%}"
             f" {bandwidth / 1e9:>7.2f}{share(bandwidth, 'read')}"
         )
-        lines.append((line + (f" {rate / 1e9:>8.1f}{share(rate, 'f32')}" if rate else "")).rstrip())
+        line += f" {rate / 1e9:>8.1f}{share(rate, 'f32')}" if rate else f"{'':>17}"
+        lines.append((line + (f" {work.added * 1e6:>10.1f}" if added else "")).rstrip())
     total = f"sum of launches {timed * 1e6:.1f} us; whole step {found.step_seconds * 1e6:.1f} us"
     if rates:
         total += f"; machine: {rates['read'] / 1e9:.1f} GB/s read, {rates['f32'] / 1e9:.1f} GFLOP/s fp32"

@@ -192,9 +192,9 @@ class CoreBackend(Backend):
         seconds: list[float] = self._core.run_timed(handle, begin, end)
         return seconds
 
-    def run_seconds(self, handle: int, begin: int, end: int) -> float:
-        """run(), and the seconds that all of it took on the device."""
-        return float(self._core.run_seconds(handle, begin, end))
+    def run_seconds(self, handle: int, begin: int, end: int, repeats: int = 1) -> float:
+        """run(), `repeats` times; the median of the seconds that all of it took on the device, there as one graph."""
+        return float(self._core.run_seconds(handle, begin, end, repeats))
 
     def read_later(self, offset: int, data: memoryview) -> None:
         self._core.read_later(offset, data)

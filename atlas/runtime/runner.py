@@ -364,6 +364,15 @@ class Runner:
             for seconds in self.backend.run_timed(handle, 0, len(program.launches))
         ]
 
+    def run_growing(self, repeats: int) -> list[float]:
+        """Run the step's first launch, its first two, and so on. Returns by how many seconds each makes the step
+        longer, with what overlaps: for debugging, `cuda` only."""
+        handle = self._here.step
+        assert isinstance(self.backend, core.CoreBackend) and handle is not None
+        self.backend.begin_step(self.plan.offsets["step.header"], self.step_memory, self.block.used_bytes())
+        total = [self.backend.run_seconds(handle, 0, end + 1, repeats) for end in range(len(self._launches))]
+        return [after - before for before, after in zip([0.0, *total], total, strict=False)]
+
     def write(self, name: str, values: Array | BlockArray) -> None:
         """Overwrite a buffer, given in logical layout: for debugging."""
         stored = values.quantized() if isinstance(values, BlockArray) else values

@@ -96,8 +96,9 @@ class Backend {
   // run(), and the seconds that each launch took alone, nothing overlapping it: on a GPU with its
   // own start (1.3 us on an H200), which overlaps its predecessor in a replayed program.
   virtual std::vector<double> run_timed(int program, size_t begin, size_t end) = 0;
-  // run(), and the seconds that all of it took on the device.
-  virtual double run_seconds(int program, size_t begin, size_t end) = 0;
+  // run(), `repeats` times, and the median of the seconds that all of it took on the device; as one
+  // graph where there are graphs.
+  virtual double run_seconds(int program, size_t begin, size_t end, int repeats) = 0;
 
  protected:
   // Reads the header of a step block. Throws DeviceFault on another version.
