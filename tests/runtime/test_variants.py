@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from atlas.build.manifest import KernelEntry, KernelVariant
 from atlas.runtime import variants
+from tests import tiny_model
+from tests.runtime.fake_cuda import kernel_pack, run
 from tests.runtime.test_program import smollm2
 
 
@@ -50,3 +54,46 @@ def test_every_step_has_a_graph_that_is_not_much_larger(rows: int) -> None:
 
 def test_nothing_is_recorded_where_no_kernel_is_for_decoding() -> None:
     assert variants.buckets(0) == []
+
+
+MODEL = """
+from pathlib import Path
+import numpy as np
+from atlas.runtime import step
+from atlas.runtime.runner import Runner, RunnerOptions
+from atlas.weights import open_checkpoint
+
+options = RunnerOptions(backend="cuda", quant="bf16", kernel_packs=(sys.argv_pack,), kv_memory_bytes=1 << 20)
+with open_checkpoint(Path(sys.argv_model)) as checkpoint:
+    runner = Runner.load(checkpoint, options)
+print([stage for stage, _ in runner.ledger], runner.decode_rows, runner.limits.n_rows, runner.limits.n_seqs)
+calls = Path(os.environ["FAKE_CUDA_CALLS"])
+before = len(calls.read_text().splitlines())
+
+def play(phase, rows, masks=None):
+    block = runner.block
+    block.set_symbols({"n_rows": rows, "n_seqs": rows, "n_logits": rows})
+    block.set_phase(phase)
+    global before
+    runner.collect(runner.submit(masks))
+    made = calls.read_text().splitlines()[before:]
+    before += len(made)
+    return made.count("cuGraphLaunch"), made.count("cuLaunchKernelEx") > 0, made.count("cuMemAlloc_v2")
+
+mask = np.zeros((1, 10), np.uint32)
+print(play(step.PHASE_DECODE, 3), play(step.PHASE_DECODE, 40), end=" ")
+print(play(step.PHASE_PREFILL, 3), play(step.PHASE_DECODE, 1, mask))
+"""
+
+
+def test_decode_steps_are_replayed_and_others_launched(fake_driver: Path, tmp_path: Path) -> None:
+    """A GPU's default sizes; one graph a decode step; a step between whose programs a mask is delivered is launched."""
+    model = tiny_model.write(tmp_path / "model")
+    pack = kernel_pack(model, tmp_path / "kernels.atlaspack")
+    code = f"import sys\nsys.argv_pack, sys.argv_model = {str(pack)!r}, {str(model)!r}\n"
+    status, output = run(fake_driver, code + MODEL, FAKE_CUDA_CALLS=str(tmp_path / "calls"))
+    assert status == 0, output
+    first, second = output.splitlines()[-2:]
+    stages = ["configure", "memory", "weights", "programs", "graphs", "warm up"]
+    assert first == f"{stages} 256 8192 256"
+    assert second == "(1, False, 0) (1, False, 0) (0, True, 0) (0, True, 0)"
