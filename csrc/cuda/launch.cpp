@@ -144,10 +144,8 @@ LoadedVariant Images::resolve(const std::string& where, const Variant& variant) 
     // at 128.
     check(cuda_.function_set_attribute(loaded.function, kSharedCarveout, kAllShared), where);
   }
-  if (variant.cooperative) {
-    attribute(kCooperative)[0] = 1;
-    check_cooperative(where, loaded);
-  }
+  if (variant.cooperative) attribute(kCooperative)[0] = 1;
+  if (variant.cooperative || variant.scratch != kNoOperand) check_resident(where, loaded);
   if (variant.cluster > 1) {
     unsigned* size = attribute(kClusterDimension);
     size[0] = variant.cluster;
@@ -178,16 +176,19 @@ void Images::check_cluster(const std::string& where, const LoadedVariant& varian
   }
 }
 
-// All blocks must be resident at once, or they would wait for one another forever.
-void Images::check_cooperative(const std::string& where, const LoadedVariant& variant) const {
-  if (!device_.cooperative_launch) {
+// Blocks that wait for one another must be resident at once, or they would wait forever. Those of a
+// kernel with scratch may do so: what they leave there for each other has no other reader.
+void Images::check_resident(const std::string& where, const LoadedVariant& variant) const {
+  const Variant& spec = variant.spec;
+  if (spec.cooperative && !device_.cooperative_launch) {
     throw DeviceFault(where + ": " + device_.name + " has no cooperative launch");
   }
-  const Variant& spec = variant.spec;
   int64_t blocks = 1;
   for (const GridAxis& axis : spec.grid) {
     if (axis.dim >= 0) {
-      throw DeviceFault(where + ": a cooperative grid may not depend on a dim of the step");
+      throw DeviceFault(where +
+                        ": the grid of a kernel that is cooperative or has scratch may not "
+                        "depend on a dim of the step");
     }
     blocks *= axis.multiplier;
   }
@@ -197,8 +198,9 @@ void Images::check_cooperative(const std::string& where, const LoadedVariant& va
         where);
   const int64_t most = int64_t{per_multiprocessor} * device_.multiprocessors;
   if (blocks > most) {
-    throw DeviceFault(where + ": a cooperative grid of " + std::to_string(blocks) + " blocks, " +
-                      device_.name + " holds " + std::to_string(most) + " at once");
+    throw DeviceFault(where + ": its " + std::to_string(blocks) +
+                      " blocks wait for one another, and " + device_.name + " holds " +
+                      std::to_string(most) + " at once; build for this device's own hardware");
   }
 }
 

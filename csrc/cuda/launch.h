@@ -49,7 +49,7 @@ class Images {
   Function find(const std::string& where, const Variant& variant);
   LoadedVariant resolve(const std::string& where, const Variant& variant);
   void check_cluster(const std::string& where, const LoadedVariant& variant) const;
-  void check_cooperative(const std::string& where, const LoadedVariant& variant) const;
+  void check_resident(const std::string& where, const LoadedVariant& variant) const;
 
   const Driver& cuda_;
   const CudaDevice& device_;

@@ -89,11 +89,20 @@ def test_attributes(fake_driver: Path, tmp_path: Path) -> None:
             "no cluster of 2 blocks with 0 bytes of shared memory each fits on Fake GPU 0",
         ),
         ("launch(cluster=2)", {"FAKE_CUDA_CLUSTERS": "0"}, "Fake GPU 0 (compute capability 9.0) has no clusters"),
-        ("launch(cooperative=True)", {}, "a cooperative grid may not depend on a dim of the step"),
+        (
+            "launch(cooperative=True)",
+            {},
+            "that is cooperative or has scratch may not depend on a dim",
+        ),
         (
             "launch(cooperative=True, grid=[[-1, 1, 133], [-1, 1, 1], [-1, 1, 1]])",
             {},
-            "a cooperative grid of 133 blocks, Fake GPU 0 holds 132 at once",
+            "its 133 blocks wait for one another, and Fake GPU 0 holds 132 at once; build for this device's",
+        ),
+        (
+            "launch(scratch=768, grid=[[-1, 1, 200], [-1, 1, 1], [-1, 1, 1]])",
+            {},
+            "its 200 blocks wait for one another, and Fake GPU 0 holds 132 at once; build for this device's",
         ),
         ("launch(row_dim=1)", {}, "launch layers.0.test of op rms_norm: no dim 1"),
         ("launch(variants=[variant(), variant(kernel='absent')])", {}, "(kernel absent) is not in device image 0"),
@@ -115,7 +124,7 @@ def test_scratch_comes_after_the_dims(fake_driver: Path) -> None:
     backend.begin_step(0, step(3), 64)
     backend.run(handle, 0, 1)
     print(value())
-    attempt(lambda: backend.load([launch(scratch=2048)]))
+    attempt(lambda: backend.load([launch(scratch=2048, grid=[[-1, 1, 1]] * 3)]))
     """
     status, output = program(fake_driver, code)
     assert status == 3
