@@ -4,7 +4,8 @@ grid = ["cluster_blocks", "logits", 1]
 block = "THREADS"
 cluster = "cluster_blocks"
 pdl = true
-resident = "min(2, cluster_blocks)"
+# Loops over few ids are unrolled whole and need more registers than two blocks leave each other.
+resident = "min(2, cluster_blocks, 1 + vocab // 4096)"
 [knobs]
 # H200, 128,256 ids, us of 1 / 128 rows, greedy and at top-p 0.9. In clusters of 8: 512 threads
 # 2.8 / 24 and 32 / 202, 256 threads 3.0 / 20 and 52 / 229, 1,024 threads 3.1 / 40 and 36 / 323;
