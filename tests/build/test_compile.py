@@ -130,7 +130,7 @@ class TestVariants:
 
     def test_each_is_compiled_and_described(self, tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
         self.split(tree)
-        edit(tree / "h200/residual_rms_norm.decode.cu", "THREADS = 512", 'THREADS = 512\nlegal = ["max_rows <= 32"]')
+        edit(tree / "h200/residual_rms_norm.decode.cu", "THREADS = 256", 'THREADS = 256\nlegal = ["max_rows <= 32"]')
         manifest, _ = built(tree, gpu_targets(tree))
         (entry,) = (kernel for kernel in manifest.sets[0].kernels if kernel.op == "residual_rms_norm")
         assert [(v.phase, v.max_rows) for v in entry.variants] == [(1, 0), (2, 8), (2, 32)]
