@@ -11,6 +11,7 @@ from atlas.ops.gated_linear import GATED_LINEAR
 from atlas.ops.gather_rows import GATHER_ROWS
 from atlas.ops.linear import LINEAR
 from atlas.ops.linear_a8 import LINEAR_A8
+from atlas.ops.load_rows import LOAD_ROWS
 from atlas.ops.logprobs import LOGPROBS
 from atlas.ops.moe_mlp import MOE_MLP
 from atlas.ops.moe_route import MOE_ROUTE
@@ -43,6 +44,7 @@ OPS = {
         ADJUST_LOGITS,
         SAMPLE,
         LOGPROBS,
+        LOAD_ROWS,
     )
 }
 

@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from atlas.build.manifest import KernelEntry
 from atlas.errors import BuildError, CheckpointError
 from atlas.models.family import Family, ModelConfig, WeightSource
+from atlas.runtime import load_program
 from atlas.runtime.backend import Array, Backend, BoundProgram
+from atlas.runtime.device_load import DeviceLoad
 from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.program import Buffer, StepPrograms
 from atlas.runtime.uploads import Slot, Uploads
@@ -36,6 +39,10 @@ MOST_PACKERS = 16
 
 UPLOADING = 4
 """Pinned slots beside the packers' own: what the device copies from meanwhile."""
+
+TILES, TILES_PAIRED = LAYOUTS["tiles"], LAYOUTS["tiles_paired"]
+PAIRED = 8
+"""Rows of one half that stand together in a paired layout."""
 
 _IGNORABLE = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 """Tensors that old checkpoints carry and that config.json already determines."""
@@ -143,28 +150,53 @@ def load(
             progress(written, total)
         return written
 
-    uploads = Uploads(backend, _packers() + UPLOADING, max(run.most_bytes for run in runs))
+    _load_on_device(checkpoint, backend, bound, runs, lambda done: progress(done, total))
+    return total
+
+
+def _load_on_device(
+    checkpoint: Checkpoint, backend: Backend, bound: BoundProgram, runs: list[_Run], progress: Callable[[int], None]
+) -> None:
+    """Runs through pinned slots to a GPU. What is plain there is copied as it is and packed by the device; the rest is
+    packed here. progress: called with the bytes that weights of so far take."""
+    slot_bytes = max(run.most_bytes for run in runs)
+    raw = [run for run in runs if run.raw(checkpoint, bound.kernels, bound.limits.n_rows)]
+    largest = max((run.raw_bytes for run in raw), default=0)
+    device = None
+    if raw and DeviceLoad.fits(bound, largest):
+        for start, nbytes in {run.start: bound.plan.sizes[run.buffer.name] for run in raw}.items():
+            if nbytes and any(run.padded for run in raw if run.start == start):
+                backend.fill(start, 0, nbytes)  # rows that nobody writes are zeros
+        rows = [load_program.Rows(run.buffer.dtype, run.columns, run.offset) for run in raw]
+        device = DeviceLoad(backend, bound, rows, largest)
+    by_device = {id(run) for run in raw} if device else set()
+    uploads = Uploads(backend, _packers() + UPLOADING, max(slot_bytes, largest))
     pending: deque[tuple[_Run, Slot, concurrent.futures.Future[None]]] = deque()
+    written = 0
 
     def send_first() -> None:
         nonlocal written
         run, slot, packing = pending.popleft()
         packing.result()
-        uploads.send(run.offset, slot)
-        written += slot.used
-        progress(written, total)
+        if device is not None and id(run) in by_device:
+            device.send(uploads, slot)
+        else:
+            uploads.send(run.offset, slot)
+        written += run.most_bytes
+        progress(written)
 
     with concurrent.futures.ThreadPoolExecutor(_packers()) as pool:
         for run in runs:
             while (slot := uploads.take()) is None:
                 send_first()
-            pending.append((run, slot, pool.submit(_pack_into, slot, run, checkpoint)))
+            fill = _copy_into if id(run) in by_device else _pack_into
+            pending.append((run, slot, pool.submit(fill, slot, run, checkpoint)))
             while pending and pending[0][2].done():
                 send_first()
         while pending:
             send_first()
     uploads.finish()
-    return written
+    backend.synchronize()
 
 
 def _packers() -> int:
@@ -208,6 +240,56 @@ class _Run:
         """What it takes at most."""
         return self._nbytes(sum(span.stop - span.start for span in self.spans))
 
+    @property
+    def rows(self) -> int:
+        """How many rows the run has."""
+        return sum(span.stop - span.start for span in self.spans)
+
+    @property
+    def columns(self) -> int:
+        """Elements of a row."""
+        return int(self.buffer.extents({})[-1])
+
+    @property
+    def raw_bytes(self) -> int:
+        """What the rows take as the checkpoint has them, if it has them in load_program.SOURCE."""
+        return 2 * self.rows * self.columns
+
+    @property
+    def padded(self) -> bool:
+        """The layout has rows that no row of the buffer fills."""
+        return self.buffer.extents({})[0] % self.layout.row_granule != 0
+
+    def raw(self, checkpoint: Checkpoint, kernels: Mapping[str, KernelEntry], most_rows: int) -> bool:
+        """Whether the device can make the run of rows that are copied as the checkpoint has them."""
+        shape = self.buffer.extents({})
+        if len(shape) != 2 or self.buffer.dtype not in load_program.FORMATS or self.rows > most_rows:
+            return False
+        entry = kernels.get(load_program.key(self.buffer.dtype, self.columns).name())
+        stored = LAYOUTS[entry.layouts.get("out", "row_major")] if entry else None
+        # A paired layout is the same tiles, of rows in another order.
+        if stored is None or stored is not (TILES if self.layout is TILES_PAIRED else self.layout):
+            return False
+        if self.layout.paired and self.rows % self.layout.row_granule:
+            return False  # padding lies between rows
+        plain = (self.source.add, self.source.multiply, self.source.values) == (0.0, 1.0, ())
+        tensors = [checkpoint.tensors[name] for name in self.source.tensors]
+        return plain and all(info.dtype == "BF16" and info.scheme is None for info in tensors)
+
+    def copy(self, checkpoint: Checkpoint, target: Array) -> None:
+        """The rows as the checkpoint has them, in the order in which they are stored, into [rows, columns]."""
+        halves = target.reshape(-1, len(self.spans), PAIRED if self.layout.paired else len(target), self.columns)
+        for half, span in enumerate(self.spans):
+            parts = [checkpoint.read(tensor, rows) for tensor, rows in _parts(self.buffer, self.source, span)]
+            part = np.concatenate(parts) if self.layout.paired and len(parts) > 1 else parts[0]
+            if self.layout.paired:
+                halves[:, half] = part.reshape(-1, PAIRED, self.columns)
+                continue
+            row = 0
+            for part in parts:
+                target[row : row + len(part)] = part
+                row += len(part)
+
     def pack(self, checkpoint: Checkpoint) -> Array:
         """The run's bytes as they are stored."""
         parts = [_assemble(checkpoint, self.buffer, self.source, span.start, span.stop) for span in self.spans]
@@ -219,6 +301,22 @@ class _Run:
 
 def _pack_into(slot: Slot, run: _Run, checkpoint: Checkpoint) -> None:
     slot.fill(run.pack(checkpoint))
+
+
+def _copy_into(slot: Slot, run: _Run, checkpoint: Checkpoint) -> None:
+    run.copy(checkpoint, slot.view(run.raw_bytes).view(NUMPY[load_program.SOURCE]).reshape(run.rows, run.columns))
+
+
+def _parts(buffer: Buffer, source: WeightSource, rows: slice) -> list[tuple[str, slice]]:
+    """The tensors that rows of a buffer come from, and which of their rows."""
+    parts: list[tuple[str, slice]] = []
+    first = 0
+    for tensor, count in zip(source.tensors, source.rows or (buffer.extents({})[0],), strict=True):
+        low, high = max(rows.start, first), min(rows.stop, first + count)
+        if low < high:
+            parts.append((tensor, slice(low - first, high - first)))
+        first += count
+    return parts
 
 
 def _rows_at_once(shape: tuple[int, ...], granule: int) -> int:
@@ -233,13 +331,7 @@ def _assemble(
     """Rows [begin, end) of a buffer, of its element type or in its block format."""
     if source.values:
         return np.asarray(source.values, np.float64).astype(NUMPY[buffer.dtype]).reshape(buffer.extents({}))[begin:end]
-    parts: list[tuple[str, slice]] = []
-    first = 0
-    for tensor, rows in zip(source.tensors, source.rows or (buffer.extents({})[0],), strict=True):
-        low, high = max(begin, first), min(end, first + rows)
-        if low < high:
-            parts.append((tensor, slice(low - first, high - first)))
-        first += rows
+    parts = _parts(buffer, source, slice(begin, end))
     if buffer.dtype in FORMATS:
         return concatenate([_quantised(checkpoint, tensor, taken, buffer.dtype) for tensor, taken in parts])
     result = np.empty((end - begin, *buffer.extents({})[1:]), NUMPY[buffer.dtype])

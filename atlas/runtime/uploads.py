@@ -15,11 +15,15 @@ class Slot:
     def __init__(self, memory: memoryview) -> None:
         self.memory, self.used = memory, 0
 
+    def view(self, nbytes: int) -> Array:
+        """The first bytes of the slot, to be filled: uint8 [nbytes]."""
+        self.used = nbytes
+        return np.frombuffer(self.memory, np.uint8)[:nbytes]
+
     def fill(self, packed: Array) -> None:
         """Copy a packed run into the slot. It must fit."""
         raw = packed.reshape(-1).view(np.uint8)
-        np.frombuffer(self.memory, np.uint8)[: raw.nbytes] = raw
-        self.used = raw.nbytes
+        self.view(raw.nbytes)[:] = raw
 
 
 class Uploads:

@@ -12,6 +12,7 @@ from typing import Any
 from atlas.errors import AtlasError, BuildError
 from atlas.models import family_of
 from atlas.models.fusion import record
+from atlas.runtime import load_program
 from atlas.runtime.program import KernelKey
 from atlas.targets.formats import ROLE_FORMATS, plain_format
 from atlas.targets.quant import recipe
@@ -129,8 +130,11 @@ def _closure(config: str, quant: str, kind: str) -> tuple[Mapping[KernelKey, tup
             def format_of(name: str, role: str, formats: Mapping[str, str] = formats) -> str:
                 return formats.get(role) or plain_format(role)
 
-            for key, phases in record(family, configured, roles, kind, format_of).closure().items():
+            programs = record(family, configured, roles, kind, format_of)
+            for key, phases in programs.closure().items():
                 needed[key] = tuple(sorted({*needed.get(key, ()), *phases}, reverse=True))
+            if kind == "cuda":
+                needed |= dict.fromkeys(load_program.keys(programs), ("prefill", "decode"))
         return needed, ""
     except AtlasError as error:
         return {}, f"recipe {quant} has no ops: {error.where}: {error.found}"

@@ -21,6 +21,7 @@ import numpy as np
 
 from atlas.errors import BuildError, CheckpointError
 from atlas.targets.formats import FORMATS, GROUP
+from atlas.weights.activations import quantize_activations
 from atlas.weights.quantized import E2M1, Array, QuantizedArray
 
 Scheme4 = Literal["symmetric", "zero", "minimum"]
@@ -87,12 +88,21 @@ def quantize_rows(values: Array, format: str, name: str = "weight") -> Quantized
     if format == "i4g32m":
         return quantize_int4(values, GROUP, "minimum", "f16", name)
     if format == "f8g128":
-        return quantize_fp8(values, (1, FORMATS[format].group), name)
+        return _fp8_rows(values, name)
     if format == "nvfp4":
         return _nvfp4_rows(values, name)
     raise BuildError(
         f"format {format}", "nothing quantises floats to it", "i8g32, i4g32, i4g32b, i4g32m, f8g128, nvfp4"
     )
+
+
+def _fp8_rows(values: Array, name: str) -> QuantizedArray:
+    """The rounding of activations, for weights too: a GPU makes both by the same kernels' arithmetic."""
+    rows = np.asarray(values, np.float32)
+    if not np.isfinite(rows).all():
+        _refuse(rows, 0, 0, name)
+    codes, scales = quantize_activations(rows)
+    return QuantizedArray("e4m3", codes[:, : rows.shape[1]], scales, (1, FORMATS["f8g128"].group))
 
 
 def _nvfp4_rows(values: Array, name: str) -> QuantizedArray:

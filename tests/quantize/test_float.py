@@ -119,8 +119,10 @@ def test_rows_made_at_load_have_scales_of_their_own() -> None:
     fp8 = quantize_rows(values, "f8g128")
     assert fp8.group == (1, 128)
     for begin, end in ((0, 128), (128, 200)):
-        one = quantize_fp8(values[:, begin:end], (1, 0))
-        np.testing.assert_array_equal(fp8.dequantize()[:, begin:end], one.dequantize())
+        one = quantize_fp8(values[:, begin:end], (1, 0)).dequantize()
+        # A product with 448 / absmax instead of a quotient by absmax / 448 may tip a tie.
+        np.testing.assert_allclose(fp8.dequantize()[:, begin:end], one, rtol=2**-3, atol=0)
+        assert (fp8.dequantize()[:, begin:end] == one).mean() > 0.98
 
 
 def test_nvfp4_reciprocal_is_what_a_reader_divides_by() -> None:

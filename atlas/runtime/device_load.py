@@ -1,0 +1,60 @@
+"""Runs the load program (atlas/runtime/load_program.py): rows arrive in slots, the device makes weights of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from atlas.runtime import load_program
+from atlas.runtime.backend import Backend, BoundProgram
+from atlas.runtime.memory_plan import ALIGNMENT
+from atlas.runtime.step import HEADER_WORDS, STEP_VERSION, SYMBOLS
+from atlas.runtime.uploads import Slot, Uploads
+
+SLOTS = 16
+"""Staging slots on the device, at most."""
+
+
+class DeviceLoad:
+    """Takes runs in order. All methods belong to the thread that calls the backend."""
+
+    def __init__(
+        self, backend: Backend, bound: BoundProgram, runs: Sequence[load_program.Rows], slot_bytes: int
+    ) -> None:
+        """slot_bytes: of the largest run. The workspace must have room for a slot: see `fits`."""
+        begin, end = bound.plan.regions["workspace"]
+        stride = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
+        self._slots = [begin + i * stride for i in range(min(SLOTS, (end - begin) // stride, len(runs)))]
+        self._backend, self._runs, self._next = backend, runs, 0
+        self._handle = backend.load(load_program.bind(bound, runs, self._slots))
+        self._header = bound.plan.offsets["step.header"]
+        self._headers: dict[int, memoryview] = {}
+
+    @staticmethod
+    def fits(bound: BoundProgram, slot_bytes: int) -> bool:
+        """Whether the workspace holds a slot."""
+        begin, end = bound.plan.regions["workspace"]
+        return end - begin >= slot_bytes + ALIGNMENT
+
+    def send(self, uploads: Uploads, slot: Slot) -> None:
+        """Copy the next run's rows and start its launch."""
+        index = self._next
+        self._next += 1
+        if index >= len(self._slots):
+            self._backend.order_uploads()  # the run that had the slot before is through with it
+        uploads.send(self._slots[index % len(self._slots)], slot)
+        self._backend.order_runs()
+        rows = slot.used // (2 * self._runs[index].k)
+        self._backend.begin_step(self._header, self._step(rows), 4 * HEADER_WORDS)
+        self._backend.run(self._handle, index, index + 1)
+
+    def _step(self, rows: int) -> memoryview:
+        """A step header that says so many rows; one for each number, never written again."""
+        if rows not in self._headers:
+            memory = self._backend.staging(4 * HEADER_WORDS)
+            words = np.frombuffer(memory, np.int32)
+            words[:HEADER_WORDS] = 0
+            words[0], words[1 + SYMBOLS.index("n_rows")] = STEP_VERSION, rows
+            self._headers[rows] = memory
+        return self._headers[rows]

@@ -1,0 +1,56 @@
+"""Weights that the device itself brings into their format and layout, by op `load_rows`.
+
+The build compiles what `keys` names, and the loader runs it: one launch a run of rows, from a slot of staging in the
+workspace, which nobody uses while a model is loaded, into the weight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from atlas.ops import OPS
+from atlas.runtime.program import KernelKey, Launch, Program, StepPrograms
+
+if TYPE_CHECKING:
+    from atlas.runtime.backend import BoundProgram
+
+FORMATS = tuple(OPS["load_rows"].operand("out").dtypes)
+"""What the device can make of plain rows."""
+
+SOURCE = "bf16"
+"""What checkpoints hold; other floats are converted by the host."""
+
+
+def key(dtype: str, k: int) -> KernelKey:
+    """The kernel that makes `dtype` of rows of k elements."""
+    return KernelKey("load_rows", (("x", SOURCE), ("out", dtype)), (("k", k),))
+
+
+def keys(programs: StepPrograms) -> list[KernelKey]:
+    """Every kernel that loading a GPU's weights needs."""
+    matrices = [b for b in programs.buffers.values() if b.kind == "weight" and len(b.shape) == 2 and b.dtype in FORMATS]
+    return list(dict.fromkeys(key(buffer.dtype, int(buffer.shape[1])) for buffer in matrices))
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """A run of whole rows: k elements of SOURCE each, made `dtype` at arena offset `out`."""
+
+    dtype: str
+    k: int
+    out: int
+
+
+def bind(bound: BoundProgram, runs: Sequence[Rows], slots: Sequence[int]) -> BoundProgram:
+    """A program of one launch a run; run i takes its rows from the arena offset `slots[i % len(slots)]`."""
+    launches, offsets = [], {f"load.slot.{i}": offset for i, offset in enumerate(slots)}
+    for i, run in enumerate(runs):
+        offsets[f"load.out.{i}"] = run.out
+        operands = (("x", f"load.slot.{i % len(slots)}"), ("out", f"load.out.{i}"))
+        launches.append(Launch(f"load.{i}", key(run.dtype, run.k), operands, (("rows", "n_rows"),)))
+    plan: Mapping[str, int] = {**bound.plan.offsets, **offsets}
+    return dataclasses.replace(
+        bound, program=Program("load", tuple(launches)), plan=dataclasses.replace(bound.plan, offsets=plan)
+    )
