@@ -61,8 +61,8 @@ class TestWhatIsCompiled:
         assert build.build(tree, gpu_targets(tree), 2, lines.append, selection={}) == first
         assert counting.calls == []
         assert [line for line in lines if "different kernels" in line] == [
-            "15 different kernels, 15 compiled, 0 from the cache",
-            "15 different kernels, 0 compiled, 15 from the cache",
+            "17 different kernels, 17 compiled, 0 from the cache",
+            "17 different kernels, 0 compiled, 17 from the cache",
         ]
 
     def test_a_touched_kernel_is_compiled_again_and_nothing_else(
@@ -114,7 +114,7 @@ class TestWhatIsCompiled:
             counting.calls.clear()
             change()
             built(tree, gpu_targets(tree))
-            assert len(counting.calls) == 15
+            assert len(counting.calls) == 17
 
 
 class TestVariants:
@@ -375,7 +375,7 @@ class TestCache:
     ) -> None:
         first = built(tree, gpu_targets(tree))
         entries = sorted((cache.cache_root() / "kernels").iterdir())
-        assert len(entries) == 15 and all(entry.suffix == ".kernel" for entry in entries)
+        assert len(entries) == 17 and all(entry.suffix == ".kernel" for entry in entries)
         damages: list[Callable[[bytes], bytes]] = [
             lambda data: data[:-1],
             lambda data: data[:-1] + bytes([data[-1] ^ 1]),
@@ -441,7 +441,7 @@ class TestCache:
         folder.chmod(0o777)
         counting.calls.clear()
         built(tree, gpu_targets(tree))
-        assert len(counting.calls) == 15
+        assert len(counting.calls) == 17
         assert f"the cache {folder} can be written by others: not used (chmod 700 it)" in caplog.text
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
@@ -465,7 +465,7 @@ class TestCache:
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
         manifest, _ = built(tree, gpu_targets(tree))
-        assert len(manifest.sets[0].kernels) == 15
+        assert len(manifest.sets[0].kernels) == 17
 
     def test_a_relative_cache_home_is_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", "here")
