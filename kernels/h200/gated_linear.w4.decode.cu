@@ -10,6 +10,8 @@ up_to = [8, 16, 32, 64, 128, 256]
 x = ["bf16"]
 weight = ["nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m"]
 out = ["bf16"]
+[limits]
+spills = 32
 [scratch]
 # Of as many groups of 128 columns as a team has at most.
 bytes = "multiprocessors * (KEPT * 512 * max_rows + 4) + 256"
