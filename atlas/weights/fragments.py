@@ -205,8 +205,8 @@ def _pack_codes(codes: Array, tiles: int, bits: tuple[tuple[int, ...], ...]) -> 
     split = np.ascontiguousarray(shaped).reshape(-1, 8)
     words = np.zeros(len(split), np.uint32)
     for slot, places in enumerate(bits):
-        for bit, place in enumerate(places):
-            words |= (split[:, slot] >> bit & 1).astype(np.uint32) << np.uint32(place)
+        placed = [sum((code >> bit & 1) << place for bit, place in enumerate(places)) for code in range(16)]
+        words |= np.array(placed, np.uint32).take(split[:, slot])
     return words.view(np.uint8).reshape(-1, tiles, _CODE_BYTES)
 
 
