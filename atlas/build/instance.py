@@ -66,8 +66,6 @@ def instance_header(
         if operand.optional
     ]
     bounds = f"__launch_bounds__({launch['block']}, {launch.get('resident', 1)})"
-    if launch.get("registers"):
-        bounds = f"__maxnreg__({launch['registers']})"
     lines = [
         "// Written by atlas/build/instance.py.",
         "#pragma once",

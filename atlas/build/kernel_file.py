@@ -46,7 +46,6 @@ and a file's two phases, must agree in their layouts; a phase's variants also in
 | launch | pdl | true: it may start before its predecessor has ended (kernels/cuda/include/atlas/pdl.cuh) |
 | launch | cooperative | true: all blocks must be resident together |
 | launch | resident | blocks of a multiprocessor for which a thread's registers must suffice; 1 if absent |
-| launch | registers | registers of a thread at most, in the place of `resident`; 0 or absent: by that |
 | rows | up_to | most rows of each variant, ascending; a last 0 stands for any number |
 | serves | OPERAND | element types and formats of it that this file is for; all if absent |
 | scratch | bytes | device memory of the kernel's own, zero at load, its last argument; none if absent |
@@ -83,7 +82,7 @@ _DECLARATION = re.compile(r"/\* atlas\n(.*?)\*/", re.DOTALL)
 _CPU_KERNEL = re.compile(r"^ATLAS_CPU_KERNEL\(\s*\"([\w.]+)\"", re.MULTILINE)
 COSTS = ("bytes", "flops", "trips", "steps", "memory")
 _TABLES: dict[str, tuple[str, ...] | None] = {
-    "launch": ("grid", "block", "shared", "cluster", "pdl", "cooperative", "resident", "registers"),
+    "launch": ("grid", "block", "shared", "cluster", "pdl", "cooperative", "resident"),
     "rows": ("up_to",),
     "serves": None,
     "scratch": ("bytes",),
@@ -135,7 +134,6 @@ class Geometry:
     cluster: int
     scratch: int = 0
     resident: int = 1
-    registers: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +162,6 @@ class Declaration:
     cooperative: bool = False
     scratch: str | int = 0
     resident: str | int = 1
-    registers: str | int = 0
 
     def knobs(self, names: Mapping[str, int]) -> dict[str, int]:
         """The declared value of each knob, for these constants and hardware facts."""
@@ -222,7 +219,7 @@ class Declaration:
             axes = tuple(_axis(text, dims, names, where) for text in self.grid)
         except ZeroDivisionError:
             raise BuildError(where, f"grid {list(self.grid)} divides by zero with {dict(knobs)}") from None
-        rest = (self.block, self.shared, self.cluster, self.scratch, self.resident, self.registers)
+        rest = (self.block, self.shared, self.cluster, self.scratch, self.resident)
         return Geometry(axes, *(evaluate(expression, names, where) for expression in rest))
 
 
@@ -307,7 +304,6 @@ def declaration(path: Path) -> Declaration:
         launch.get("cooperative", False),
         document.get("scratch", {}).get("bytes", 0),
         launch.get("resident", 1),
-        launch.get("registers", 0),
     )
 
 

@@ -115,7 +115,6 @@ def plan_variant(
         "cluster": geometry.cluster,
         "phase": kernel_file.phase_number(declared.phase),
         "resident": geometry.resident,
-        "registers": geometry.registers,
     }
     headers[cuda.INSTANCE_HEADER] = cuda.instance_header(key, job.symbol, chosen.values, launch, layouts)
     digest = _digest(arch, cuda.compiler_version(), *cuda.OPTIONS, path.name, source, *sorted(headers.items()))
@@ -123,8 +122,6 @@ def plan_variant(
 
 
 def _check_cluster(job: Job) -> None:
-    if job.geometry.registers and not 16 <= job.geometry.registers <= 255:
-        raise BuildError(job.where, f"[launch] registers is {job.geometry.registers}", "0, or 16..255")
     if job.geometry.resident < 1:
         raise BuildError(job.where, f"[launch] resident is {job.geometry.resident}", "a number of blocks, 1 or more")
     cluster, axis = job.geometry.cluster, job.geometry.grid[0]

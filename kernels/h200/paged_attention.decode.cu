@@ -4,8 +4,7 @@ up_to = [256]
 [launch]
 grid = ["multiprocessors", 1, 1]
 block = "(WARPS + 1) * 32"
-shared = "WARPS * (PIECES * PAGE + BUFFERS * HEADS * (WIDTH + 4) * 4)"
-registers = "REGISTERS"
+shared = "WARPS * (PIECES * PAGE + HEADS * (COLUMNS + 4) * 4)"
 pdl = true
 [serves]
 q = ["bf16"]
@@ -19,18 +18,13 @@ k_cache = "kv_tiles"
 v_cache = "kv_tiles"
 out = "tiles"
 [knobs]
-# H200, 32 / 8 heads of 128, 128 rows x 640 keys: 64, 96 and 128 KB of ring all take 92 us. Less
-# leaves room for the rings of the kernels before and after.
-RING = 81920
+RING = 98304
 # Query heads of a KV head that a block computes together. More take further groups, which read the
 # KV head again: of long heads the accumulators of 16 do not fit into the registers.
 GROUP = "n_heads // n_kv_heads"
 HEADS = "ceil_div(GROUP, ceil_div(GROUP, 8 + 8 * min(1, 128 // head_dim)))"
-# Seven warps and the feeder: two warps of 112 registers on each of a multiprocessor's four
-# schedulers find room beside a product's block of nine warps with 96. Long heads, or many, need
-# what there is.
-WARPS = 7
-REGISTERS = "112 + 143 * min(1, max(0, head_dim - 128) + max(0, HEADS - 8))"
+# With the feeder nine warps have 168 registers each, eight 255: long heads and many need them.
+WARPS = "8 - min(1, max(0, head_dim - 128) + max(0, HEADS - 8))"
 # Splits of a group at most: one block merges them.
 SPLITS = 32
 # Bytes of a page, elements of a padded head.
@@ -38,10 +32,8 @@ PAGE = "ceil_div(head_dim, 64) * 2048"
 WIDTH = "ceil_div(head_dim, 16) * 16"
 # Pages of K and V in a warp's ring.
 PIECES = "max(2, RING // (WARPS * PAGE))"
-# Columns of each head that the threads have at a time at the merge, two a thread.
-COLUMNS = "min(WIDTH, WARPS * 32 // HEADS * 2)"
-# Two merges may overlap if their buffers are small.
-BUFFERS = "1 + min(1, 512 // (HEADS * WIDTH))"
+# The merge takes so many columns of all heads at a time that a thread has at most two.
+COLUMNS = "min(WIDTH, WARPS * 64 // HEADS // 16 * 16)"
 */
 // paged_attention, rows of generated tokens: out[r, h] = softmax(q[r, h] . K * scale) V over
 // positions 0..row_position[r], or the last `window` of them.
@@ -193,7 +185,7 @@ ATLAS_KERNEL(const types::q* q, const types::k_cache* k_cache, const types::v_ca
   __shared__ Ring rings[kWarps];
   __shared__ Rows rows;
   __shared__ Search search;
-  __shared__ Merge merges[2];
+  __shared__ Merge merge;
   __shared__ int lowest_page;
   atlas::launch_dependents();
   const int warp = threadIdx.x / atlas::kWarp, lane = threadIdx.x % atlas::kWarp;
@@ -248,7 +240,6 @@ ATLAS_KERNEL(const types::q* q, const types::k_cache* k_cache, const types::v_ca
            (static_cast<size_t>(slot) * knobs::SPLITS + split) * kPartial;
   };
   Pending pending = {};
-  int turn = 0;  // which merge
   const int begin = stretch.begin, end = begin + stretch.left;
   while (stretch.left > 0) {
     // A group, or what of it is in this stretch.
@@ -258,8 +249,9 @@ ATLAS_KERNEL(const types::q* q, const types::k_cache* k_cache, const types::v_ca
     const bool whole = stretch.round == 0 && stretch.left >= cut.rounds;
     const int in_kv = group % kGroupsPerKv * kHeads;
     const int head = group / kGroupsPerKv * kHeadsPerKv + in_kv;
-    const Query query = {q + (static_cast<size_t>(row) * n_heads + head) * head_dim,
-                         kHeadsPerKv - in_kv};
+    Query query;
+    query.load(q + (static_cast<size_t>(row) * n_heads + head) * head_dim, kHeadsPerKv - in_kv,
+               lane);
     // A group that crosses blocks has the scratch of the block with its first split, whose last
     // group it is: the last block whose equal part begins no later.
     const int group_begin = end - stretch.left - stretch.round;
@@ -287,9 +279,7 @@ ATLAS_KERNEL(const types::q* q, const types::k_cache* k_cache, const types::v_ca
         }
         stretch.advance(rows);
       } while (stretch.round != 0 && stretch.round < split_end);
-      const Share share =
-          merges[turn](softmax, buffer + turn % knobs::BUFFERS * kBuffer, warp, lane);
-      turn ^= 1;
+      const Share share = merge(softmax, buffer, warp, lane);
       if (whole) {
         result.absorb(share);
       } else {
@@ -306,7 +296,7 @@ ATLAS_KERNEL(const types::q* q, const types::k_cache* k_cache, const types::v_ca
 
   if (pending.splits == 0) return;
   Share result;
-  constexpr int kBatch = 2;
+  constexpr int kBatch = kPasses < 8 ? 12 / kPasses : 1;
   for (int first = 0; first < pending.splits; first += kBatch) {
     Share shares[kBatch];
     bool complete;

@@ -341,14 +341,6 @@ class TestRealFailures:
         with pytest.raises(BuildError, match=r"sample.cu for .*: \d+ bytes of register spills; accepted: at most 0"):
             built(tree, gpu_targets(tree))
 
-    def test_a_limit_of_registers_reaches_the_compiler(self, tree: Path, gpu_targets: Targets) -> None:
-        edit(tree / "cuda/sample.cu", 'cluster = "cluster_blocks"', 'cluster = "cluster_blocks"\nregisters = 24')
-        with pytest.raises(BuildError, match=r"sample.cu for .*: \d+ bytes of register spills; accepted: at most 0"):
-            built(tree, gpu_targets(tree))
-        edit(tree / "cuda/sample.cu", "registers = 24", "registers = 300")
-        with pytest.raises(BuildError, match=r"\[launch\] registers is 300; accepted: 0, or 16..255"):
-            built(tree, gpu_targets(tree))
-
     def test_shared_memory(self, tree: Path, gpu_targets: Targets) -> None:
         edit(tree / "cuda/residual_add.cu", 'block = "TILE"', 'block = "TILE"\nshared = 240000')
         with pytest.raises(

@@ -28,14 +28,13 @@ constexpr int kHalves = kHeads > 8 ? 2 : 1;  // fragments of 8 query heads
 constexpr int kSteps = atlas::ceil_div(head_dim, 16);
 constexpr int kWidth = knobs::WIDTH;  // elements of a head, and zeros up to whole fragments
 constexpr float kScale = scale * 1.4426950408889634f;  // weights are powers of 2
-constexpr int kColumns = knobs::COLUMNS;  // of a head, that a group's threads have at a time
+constexpr int kColumns = knobs::COLUMNS;  // of all heads, that the merge takes in a pass
 constexpr int kPasses = atlas::ceil_div(kWidth, kColumns);
-constexpr int kStride = kWidth + 4;                 // two rows of the buffer start 8 banks apart
-constexpr int kBuffer = kWarps * kHeads * kStride;  // floats of a merge's buffer
-constexpr int kPartial = kHeads * (kWidth + 2);     // floats of a split's result in scratch
+constexpr int kStride = kColumns + 4;            // two rows of the buffer start 8 banks apart
+constexpr int kPartial = kHeads * (kWidth + 2);  // floats of a split's result in scratch
 
 static_assert(n_heads % n_kv_heads == 0, "every KV head serves the same number of query heads");
-static_assert(kWidth == kSteps * 16 && kHeads <= (head_dim > 128 ? 8 : 16) && kColumns % 2 == 0 &&
+static_assert(kWidth == kSteps * 16 && kHeads <= (head_dim > 128 ? 8 : 16) && kColumns % 16 == 0 &&
                   kHeads * kColumns <= 2 * kThreads,
               "the declaration's sizes are this header's");
 static_assert(head_dim % 2 == 0 && head_dim <= 256, "heads are read in pairs of elements");
@@ -109,16 +108,22 @@ struct Softmax {
 };
 
 // The heads of a group as the B operand of the product with K: 8 i + g, elements 16 step + 2 t...
-// They are read again for each page, from L1: kept, they would take registers that the blocks of
-// neighbouring kernels need to be resident beside this one's.
 struct Query {
-  const __nv_bfloat16* source;
-  int heads;  // that are there; the others, and elements past head_dim, are zeros
+  unsigned pairs[kHalves][kSteps][2];
 
-  __device__ unsigned operator()(int i, int step, int n, int lane) const {
-    const int h = 8 * i + lane / 4, element = step * 16 + 8 * n + lane % 4 * 2;
-    const bool inside = h < heads && element < head_dim;
-    return inside ? *reinterpret_cast<const unsigned*>(source + h * head_dim + element) : 0;
+  // `heads` of them are there; the others, and elements past head_dim, are zeros.
+  __device__ void load(const __nv_bfloat16* source, int heads, int lane) {
+#pragma unroll
+    for (int i = 0; i < kHalves; ++i)
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const int h = 8 * i + lane / 4, element = step * 16 + 8 * n + lane % 4 * 2;
+          const bool inside = h < heads && element < head_dim;
+          pairs[i][step][n] =
+              inside ? *reinterpret_cast<const unsigned*>(source + h * head_dim + element) : 0;
+        }
   }
 };
 
@@ -132,8 +137,7 @@ __device__ inline void score_page(float (&score)[kHalves][4], const Query& query
     atlas::ldmatrix_x4(keys, page + atlas::in_page(lane % 16, step * 16 + lane / 16 * 8));
 #pragma unroll
     for (int i = 0; i < kHalves; ++i) {
-      const unsigned heads[2] = {query(i, step, 0, lane), query(i, step, 1, lane)};
-      atlas::mma_m16n8k16(sum[step % 2][i], keys, heads);
+      atlas::mma_m16n8k16(sum[step % 2][i], keys, query.pairs[i][step]);
     }
   }
 #pragma unroll
@@ -251,14 +255,11 @@ struct Share {
   }
 };
 
-// Shared memory of the merge of a block's warps. There are two, used in turn, so that a warp may
-// begin the next merge while others read this one: it cannot begin the one after before they have
-// come to the next. The buffers are two as well if they are small.
+// Shared memory of the merge of a block's warps.
 struct Merge {
   float maximum[kWarps][kHeads], total[kWarps][kHeads];
 
-  // All threads call it; `buffer` holds kWarps x kHeads x kStride floats, of its own for each of
-  // the two if there is one pass.
+  // All threads call it; `buffer` holds kWarps x kHeads x kStride floats.
   __device__ Share operator()(const Softmax& softmax, float* buffer, int warp, int lane) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -277,41 +278,46 @@ struct Merge {
         }
       }
     }
-#pragma unroll
-    for (int i = 0; i < kHalves; ++i)
-#pragma unroll
-      for (int j = 0; j < kSteps; ++j)
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          const int h = 8 * i + 2 * t + c % 2, element = j * 16 + g + c / 2 * 8;
-          if (h < kHeads) buffer[(warp * kHeads + h) * kStride + element] = softmax.values[i][j][c];
-        }
-    join_warps();
     Share share;
-    if (Share::head() < kHeads) {
-      float weight[kWarps];
+    float weight[kWarps];
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        share.maximum = fmaxf(share.maximum, maximum[w][Share::head()]);
+    for (int p = 0; p < kPasses; ++p) {
+#pragma unroll
+      for (int j = 0; j < kSteps; ++j) {
+        if (j * 16 / kColumns != p) continue;
+#pragma unroll
+        for (int i = 0; i < kHalves; ++i) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            const int h = 8 * i + 2 * t + c % 2, column = j * 16 % kColumns + g + c / 2 * 8;
+            if (h < kHeads)
+              buffer[(warp * kHeads + h) * kStride + column] = softmax.values[i][j][c];
+          }
+        }
       }
+      join_warps();
+      if (p == 0 && Share::head() < kHeads) {
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        weight[w] = power_of_two(maximum[w][Share::head()] - base_of(share.maximum));
-        share.total = __fmaf_rn(total[w][Share::head()], weight[w], share.total);
+        for (int w = 0; w < kWarps; ++w) {
+          share.maximum = fmaxf(share.maximum, maximum[w][Share::head()]);
+        }
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) {
+          weight[w] = power_of_two(maximum[w][Share::head()] - base_of(share.maximum));
+          share.total = __fmaf_rn(total[w][Share::head()], weight[w], share.total);
+        }
       }
-#pragma unroll
-      for (int p = 0; p < kPasses; ++p) {
-        if (!Share::used(p)) continue;
+      if (Share::used(p)) {
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) {
           const float2 value = *reinterpret_cast<const float2*>(
-              buffer + (w * kHeads + Share::head()) * kStride + p * kColumns + Share::column());
+              buffer + (w * kHeads + Share::head()) * kStride + Share::column());
           share.values[p].x = __fmaf_rn(value.x, weight[w], share.values[p].x);
           share.values[p].y = __fmaf_rn(value.y, weight[w], share.values[p].y);
         }
       }
+      join_warps();  // the buffer is written again
     }
-    if (knobs::BUFFERS == 1) join_warps();  // the buffer is written again
     return share;
   }
 };
