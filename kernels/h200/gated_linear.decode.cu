@@ -12,7 +12,7 @@ weight = ["bf16", "f8g128"]
 out = ["bf16", "f8g128"]
 [scratch]
 # Of as many groups of 128 columns as a team has at most.
-bytes = "multiprocessors * (KEPT * 512 * max_rows + 4) + 256"
+bytes = "multiprocessors * (KEPT * 512 * max(max_rows, min(2 * max_rows, 32)) + 4) + 256"
 [knobs]
 THREAD_BLOCKS = "multiprocessors"
 KEPT = "ceil_div(ceil_div(intermediate, 128), multiprocessors // 2) + 1"

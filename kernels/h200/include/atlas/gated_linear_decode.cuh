@@ -36,7 +36,7 @@ __device__ inline float gated(const float* bias, int column, float gate, float u
   return atlas::activate<constants::activation>(gate) * up;
 }
 
-// bf16: sums of tokens 8 j .. as a thread of `warp` holds them. Eight lanes store 16 bytes of a
+// bf16: sums of tokens 8 j .. as a thread holds them. Eight lanes store 16 bytes of a
 // row.
 template <class Out>
 struct Store {
@@ -44,10 +44,10 @@ struct Store {
   Out* out;
   int rows;
 
-  __device__ void operator()(int block, int j, int warp, float4 sums) const {
+  __device__ void operator()(int block, int j, float4 sums) const {
     constexpr int kOutTiles = ceil_div(kColumns, kBlockColumns);
     const int lane = threadIdx.x % 32;
-    const int column = block * kBlockColumns + 8 * warp + lane / 4;
+    const int column = block * kBlockColumns + threadIdx.x / 32 * 8 + lane / 4;
     const float values[2] = {gated(bias, column, sums.x, sums.z),
                              gated(bias, column, sums.y, sums.w)};
     if (block >= kBlocks) return;
@@ -75,9 +75,12 @@ __device__ inline void finish_f8(const Sums& shared, int group, const float* bia
   for (int j = blockIdx.x - first * kPair; 8 * j < rows; j += sharers) {
     float value[kPair][2];
     unsigned most[2] = {};
+    const int pairs[2] = {0, 1}, both[2] = {j, j};
+    float4 totals[2];
+    shared.get(group, pairs, both, totals);
 #pragma unroll
     for (int pair = 0; pair < kPair; ++pair) {
-      const float4 sums = shared.get(group, pair, j, threadIdx.x);
+      const float4 sums = totals[pair];
       const int column = (group * kPair + pair) * kBlockColumns + 8 * warp + lane / 4;
       value[pair][0] = gated(bias, column, sums.x, sums.z);
       value[pair][1] = gated(bias, column, sums.y, sums.w);
@@ -148,23 +151,21 @@ __device__ inline void consume(Product& product, Sums& shared, const unsigned ch
       for (int j = 0; j < kN / 8; ++j) {
         if (8 * j >= rows) break;
         const float* four = sums.sum + 4 * j;
-        store(block, j, threadIdx.x / 32, make_float4(four[0], four[1], four[2], four[3]));
+        store(block, j, make_float4(four[0], four[1], four[2], four[3]));
       }
     });
     for (int group = first; group <= last; group = group < last ? last : last + 1) {
       if (!product.shares(group)) continue;
-      shared.finish(group, product.pair(), rows, [&](int j, int warp, float4 sums) {
-        store(group * kPair + product.pair(), j, warp, sums);
-      });
+      shared.finish(group, product.pair(), rows,
+                    [&](int j, float4 sums) { store(group * kPair + product.pair(), j, sums); });
     }
   }
 }
 
 }  // namespace
 
-ATLAS_KERNEL(const types::x* __restrict__ x, const types::weight* __restrict__ weight,
-             const types::bias* __restrict__ bias, types::out* __restrict__ out, const int* n_rows,
-             unsigned char* __restrict__ scratch) {
+ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
+             types::out* out, const int* n_rows, unsigned char* scratch) {
   atlas::launch_dependents();
   const auto* weights = reinterpret_cast<const unsigned char*>(weight);
   Product product(shared_memory);

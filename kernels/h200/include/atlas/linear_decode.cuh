@@ -22,16 +22,16 @@ static_assert(launch::block == atlas::decode_threads(kN), "consumers and those w
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
-// Sums of tokens 8 j .. as a thread of `warp` holds them. Eight lanes store 32 bytes of a row.
+// Sums of tokens 8 j .. as a thread holds them. Eight lanes store 32 bytes of a row.
 struct Store {
   const float* bias;
   types::out* out;
   int rows;
 
-  __device__ void operator()(int block, int j, int warp, float4 four) const {
+  __device__ void operator()(int block, int j, float4 four) const {
     const float sums[4] = {four.x, four.y, four.z, four.w};
     const int lane = threadIdx.x % 32, row = 8 * j + lane % 4 * 2;
-    const int column = block * atlas::kTileRows + 16 * warp + lane / 4;
+    const int column = block * atlas::kTileRows + threadIdx.x / 32 * 16 + lane / 4;
     types::out* to = out + static_cast<size_t>(row) * kColumns + column;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -50,9 +50,8 @@ struct Store {
 
 }  // namespace
 
-ATLAS_KERNEL(const types::x* __restrict__ x, const types::weight* __restrict__ weight,
-             const types::bias* __restrict__ bias, types::out* __restrict__ out, const int* n_rows,
-             unsigned char* __restrict__ scratch) {
+ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
+             types::out* out, const int* n_rows, unsigned char* scratch) {
   atlas::launch_dependents();
   const int rows = *n_rows;
   const auto* weights = reinterpret_cast<const unsigned char*>(weight);
@@ -72,14 +71,13 @@ ATLAS_KERNEL(const types::x* __restrict__ x, const types::weight* __restrict__ w
       for (int j = 0; j < kN / 8; ++j) {
         if (8 * j >= rows) break;
         const float* four = sums.sum + 4 * j;
-        store(group, j, threadIdx.x / 32, make_float4(four[0], four[1], four[2], four[3]));
+        store(group, j, make_float4(four[0], four[1], four[2], four[3]));
       }
     });
     const int first = product.first_group(), last = product.last_group();
     for (int group = first; group <= last; group = group < last ? last : last + 1) {
       if (!product.shares(group)) continue;
-      shared.finish(group, 0, rows,
-                    [&](int j, int warp, float4 sums) { store(group, j, warp, sums); });
+      shared.finish(group, 0, rows, [&](int j, float4 sums) { store(group, j, sums); });
     }
     shared.leave();
   }
