@@ -30,6 +30,7 @@ out = "tiles"
 // the products in f32, 8 x more, never reach memory. Bound by the tensor cores, up to 128 rows by
 // the weights' bytes.
 #include "atlas/convert.cuh"
+#include "atlas/f8_group.cuh"
 #include "atlas/gemm.cuh"
 #include "atlas/instance.h"
 
@@ -61,7 +62,7 @@ constexpr int kHalves = kColumns / 2 / kOutTileColumns;
 constexpr int kStagedBytes = kHalves * kHalfBytes + (kScaledOut ? 64 * 4 : 0);
 
 struct Cut {
-  static constexpr bool kScaled = ::kScaled;
+  static constexpr bool kScaled = ::kScaled, kPaired = true;
   static constexpr int kWeightRows = 2 * atlas::round_up(kInner, 64);
   static constexpr int kTiles = ceil_div(constants::k, kScaled ? 128 : 64);
   static constexpr int kGroup = knobs::GROUP;
@@ -157,13 +158,12 @@ struct Epilogue {
     }
   }
 
-  // f8g128 as atlas/weights/quantizers.py rounds activations: per row, scale = largest / 448.
+  // Rounds to f8g128. A row's group of 128 outputs lies in four lanes.
   __device__ void stage_scaled(const atlas::GemmTile& tile, Gemm::Sums& sums, int row,
                                int lane) const {
     float* row_scales = reinterpret_cast<float*>(staged + kHalfBytes);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      // As bit patterns: a NaN is larger than every number.
       unsigned largest = 0;
 #pragma unroll
       for (int block = 0; block < 2; ++block) {
@@ -173,32 +173,22 @@ struct Epilogue {
           for (int e = 0; e < 2; ++e) {
             float& gate = Gemm::element(sums, 16 * block + 2 * j, i, e);
             gate = value(tile, sums, block, j, i, e);
-            largest = max(largest, __float_as_uint(gate) & 0x7FFFFFFFu);
+            largest = max(largest, atlas::magnitude_bits(gate));
           }
         }
       }
       largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 1));
       largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 2));
-      const float amax = __uint_as_float(largest);
-      const bool finite = largest < 0x7F800000u, tiny = amax < 0x1p-100f;
-      const float factor = finite && !tiny ? __fdiv_rn(448.0f, amax) : 0.0f;
-      const float scale = !finite ? __uint_as_float(0x7FC00000u)
-                          : tiny  ? 0.0f
-                                  : __fdiv_rn(amax, 448.0f);
-      if (lane % 4 == 0) row_scales[row + 8 * i] = scale;
-      const bool zero = !finite || tiny;
+      const atlas::F8Group rounding(largest);
+      if (lane % 4 == 0) row_scales[row + 8 * i] = rounding.scale;
 #pragma unroll
       for (int block = 0; block < 2; ++block) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          unsigned short codes;
-          asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
-              : "=h"(codes)
-              : "f"(Gemm::element(sums, 16 * block + 2 * j, i, 1) * factor),
-                "f"(Gemm::element(sums, 16 * block + 2 * j, i, 0) * factor));
           *reinterpret_cast<unsigned short*>(
               staged + atlas::in_tile(row + 8 * i, 64 * block + 8 * j + lane % 4 * 2)) =
-              zero ? 0 : codes;
+              rounding.codes(Gemm::element(sums, 16 * block + 2 * j, i, 0),
+                             Gemm::element(sums, 16 * block + 2 * j, i, 1));
         }
       }
     }

@@ -3,7 +3,7 @@
 x = ["bf16", "f8g128"]
 weight = ["bf16", "f8g128"]
 [rows]
-up_to = [128, 256, 512, 1024, 2048, 0]
+up_to = [64, 128, 256, 512, 1024, 2048, 0]
 [launch]
 grid = ["BLOCKS", 1, 1]
 block = 384
@@ -56,7 +56,7 @@ constexpr int kTurnedColumns = 32, kTurnedStride = 40, kTurnedFloats = 16 * kTur
 constexpr int kTurnedBytes = atlas::kGemmConsumers / 32 * kTurnedFloats * 4;
 
 struct Cut {
-  static constexpr bool kScaled = ::kScaled;
+  static constexpr bool kScaled = ::kScaled, kPaired = false;
   static constexpr int kWeightRows = kN;
   static constexpr int kTiles = ceil_div(constants::k, kScaled ? 128 : 64);
   static constexpr int kGroup = knobs::GROUP;
@@ -88,11 +88,11 @@ __device__ inline void store_tile(const types::bias* bias, types::out* out, floa
   types::out* target = out + static_cast<size_t>(tile.row + first) * kN;
 #pragma unroll
   for (int begin = 0; begin < Cut::kColumns; begin += kTurnedColumns) {
-    constexpr int kLast = Cut::kColumns % kTurnedColumns;  // 16 columns may remain
-    const int width = Cut::kColumns - begin < kTurnedColumns ? kLast : kTurnedColumns;
+    const int width = Cut::kColumns - begin;
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < width / 8; ++j) {
+    for (int j = 0; j < kTurnedColumns / 8; ++j) {
+      if (8 * j >= width) break;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         *reinterpret_cast<float2*>(turned + (lane / 4 + 8 * i) * kTurnedStride + 8 * j +

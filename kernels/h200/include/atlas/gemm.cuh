@@ -9,14 +9,16 @@
 // bf16 accumulates all of k in the tensor cores. f8g128 (E4M3 codes, a scale per row and 128
 // columns of both operands) is summed there over one k tile from zero, then added to an fp32 sum
 // with the product of the two scales: tensor cores keep too few bits of long E4M3 sums. Its tile is
-// cut into pieces of at most 128 columns, because sums and pieces share the registers, and the
-// warpgroups take turns: while one adds, the other's products run.
+// cut into pieces of at most 128 columns, because sums and pieces share the registers; while one
+// warpgroup adds, the other's products run. A scale of its own for every column costs a quarter of
+// the rate, so blocks of weights that share one are added without looking at the others.
 //
 // Every element is summed over k in ascending order from zero by one warpgroup in one way: its bits
 // depend neither on the cut nor on the other rows.
 //
 // The file of an op gives `Cut` and what happens to finished tiles:
 //   kScaled             f8g128, else bf16
+//   kPaired             the weight is `tiles_paired`
 //   kWeightRows, kTiles rows of the weight; k tiles
 //   kColumns            of a tile
 //   kGroup              row tiles that are walked together, so that the L2 serves both operands
@@ -33,14 +35,14 @@
 
 namespace atlas {
 
-constexpr int kGemmRows = 128, kGemmConsumers = 256, kGemmThreads = 384;
+constexpr int kGemmRows = 128, kGemmProducers = 4, kGemmConsumers = 256;
 
 __host__ __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 __host__ __device__ constexpr int round_up(int a, int b) { return (a + b - 1) / b * b; }
 
-// Columns of a tile for products of up to `max_rows` rows (0: any number) by `n` columns: what
-// takes the fewest rounds of `blocks` tiles, weighed by a tile's time, about columns + 24 (what
-// narrow tiles lose in reuse and between tiles; not measured yet).
+// Columns of a tile for products of up to `max_rows` rows by `n` columns: what takes the fewest
+// rounds of `blocks` tiles, weighed by a tile's time, about columns + 24 (what narrow tiles lose in
+// reuse and between tiles; measured choices of 128 to 2,048 rows agree).
 __host__ __device__ constexpr int tile_columns(int n, int max_rows, int blocks) {
   int best = 256, least_cost = 0x7FFFFFFF;
   if (max_rows == 0) return best;
@@ -53,9 +55,9 @@ __host__ __device__ constexpr int tile_columns(int n, int max_rows, int blocks) 
   return best;
 }
 
-// Stages of the ring that `shared` bytes hold. More than 12 only lengthen the start.
+// Stages of the ring that `shared` bytes hold. More than 20 only lengthen the start.
 __host__ __device__ constexpr int gemm_stages(int shared, int columns, bool scaled) {
-  return least(12, shared / ((kGemmRows + columns) * (kTileRowBytes + (scaled ? 4 : 0)) + 16));
+  return least(20, shared / ((kGemmRows + columns) * (kTileRowBytes + (scaled ? 4 : 0)) + 16));
 }
 
 // Where one tile lies; `rows` and `columns` are how many of it exist.
@@ -67,16 +69,22 @@ template <class Cut>
 struct Gemm {
   static constexpr int kRows = kGemmRows, kColumns = Cut::kColumns, kStages = Cut::kStages;
   static constexpr int kTiles = Cut::kTiles;
-  static constexpr bool kScaled = Cut::kScaled;
+  static constexpr bool kScaled = Cut::kScaled, kPaired = Cut::kPaired;
   static constexpr int kPadded = round_up(Cut::kWeightRows, kTileRows);  // rows that exist
   static constexpr int kPiece = !kScaled || kColumns <= 128 ? kColumns : kColumns / 2;
   static constexpr int kPieces = kColumns / kPiece;
+  // Narrow products are over sooner than what surrounds them: k tiles of f8g128 that a warpgroup
+  // starts together, and of bf16 that may still run when the next starts (128 rows by 32 columns,
+  // k = 14,336: 31.4 us for 35.0, and 50.5 for 52.5).
+  static constexpr int kSpan = kPieces == 1 && kPiece <= 64 ? (kPiece <= 32 ? 4 : 2) : 1;
+  static constexpr int kLag = kColumns <= 64 ? 2 : 1;
   static constexpr int kStageBytes = (kRows + kColumns) * kTileRowBytes;
   static constexpr int kStageScales = kScaled ? kRows + kColumns : 0;
   static constexpr int kBytes = kStages * (kStageBytes + kStageScales * 4 + 16);
   // Registers move from the producer to consumers that need more than an equal share.
   static constexpr bool kMoveRegisters = kColumns * (kScaled ? 2 : 1) > 128;
-  static_assert(kColumns % 16 == 0 && kStages >= 2, "a stage is made of atoms of 8 rows");
+  static_assert(kColumns % 16 == 0 && kStages > kSpan + kLag,
+                "operands are made of atoms of 8 rows");
 
   // Finished sums of a thread: piece, and there what Wgmma<kPiece> holds.
   using Sums = float[kPieces][kPiece / 2];
@@ -145,47 +153,51 @@ struct Gemm {
     load(weight, tile.column, tile.columns, k_tile, weight_stage(), weight_scales());
   }
 
-  // The producer: one thread. Weights of the first stages travel before the inputs are there.
-  __device__ void feed(const unsigned char* x, const unsigned char* weight, int rows) {
+  // A producer, one thread: every kGemmProducers-th stage. Weights of the first stages travel
+  // before the inputs are there.
+  __device__ void feed(int producer, const unsigned char* x, const unsigned char* weight,
+                       int rows) {
     constexpr int kEarly = least(kStages, kTiles);
     bool first = true;
+    int turn = 0;
     walk(rows, [&](const GemmTile& tile) {
       const unsigned bytes =
           (loaded_rows(tile) + tile.columns) * (kTileRowBytes + (kScaled ? 4 : 0));
       int k_tile = 0;
       if (first) {
         first = false;
-        for (; k_tile < kEarly; ++k_tile) {
+        for (slot = producer; slot < kEarly; slot += kGemmProducers) {
           full[slot].arrive_expect(bytes);
-          load_weight(weight, tile, k_tile);
-          advance();
+          load_weight(weight, tile, slot);
         }
         wait_for_inputs();
-        slot = 0;
-        parity = 0;
-        for (k_tile = 0; k_tile < kEarly; ++k_tile) {
-          load_x(x, tile, k_tile);
-          advance();
-        }
+        for (slot = producer; slot < kEarly; slot += kGemmProducers) load_x(x, tile, slot);
+        k_tile = kEarly;
+        turn = kEarly % kGemmProducers;
+        slot = kEarly % kStages;
+        parity = kEarly / kStages;
       }
       for (; k_tile < kTiles; ++k_tile) {
-        empty[slot].wait(parity ^ 1);
-        full[slot].arrive_expect(bytes);
-        load_weight(weight, tile, k_tile);
-        load_x(x, tile, k_tile);
+        if (turn == producer) {
+          empty[slot].wait(parity ^ 1);
+          full[slot].arrive_expect(bytes);
+          load_weight(weight, tile, k_tile);
+          load_x(x, tile, k_tile);
+        }
+        turn = (turn + 1) % kGemmProducers;
         advance();
       }
     });
     wait_for_inputs();
   }
 
-  // Gives a slot back to the producer: once per warp of consumers.
+  // Gives a slot back to its producer: once per warp of consumers.
   __device__ void release(int released) const {
     __syncwarp();
     if (threadIdx.x % 32 == 0) empty[released].arrive();
   }
 
-  // A consumer's tile: 64 rows from row 64 * group on. Rows that do not exist are not computed.
+  // A consumer's half of a tile. Rows that do not exist are not computed.
   __device__ void multiply(const GemmTile& tile, int group, Sums& sums) {
     if (tile.rows <= group * 64) {
       for (int k = 0; k < kTiles; ++k) {
@@ -194,85 +206,156 @@ struct Gemm {
         advance();
       }
     } else if constexpr (kScaled) {
-      multiply_scaled(group, tile.rows > 64, sums);
+      multiply_scaled(group, sums);
     } else {
       multiply_bf16(group, sums[0]);
     }
   }
 
+  __device__ unsigned long long a_descriptor(int group) const {
+    return wgmma_descriptor(x_stage() + group * 64 * kTileRowBytes);
+  }
+  __device__ unsigned long long b_descriptor(int piece) const {
+    return wgmma_descriptor(weight_stage() + piece * kPiece * kTileRowBytes);
+  }
+
   __device__ void multiply_bf16(int group, float (&sum)[kColumns / 2]) {
-    int last = 0;
+    int done = slot;  // the next slot to give back
 #pragma unroll 1
     for (int k = 0; k < kTiles; ++k) {
       full[slot].wait(parity);
-      const auto a = wgmma_descriptor(x_stage() + group * 64 * kTileRowBytes);
-      const auto b = wgmma_descriptor(weight_stage());
+      const auto a = a_descriptor(group), b = b_descriptor(0);
       wgmma_fence();
 #pragma unroll
       for (int slice = 0; slice < 4; ++slice) {
         Wgmma<kColumns>::template bf16_ss<0>(sum, a + 2 * slice, b + 2 * slice, k + slice);
       }
       wgmma_commit();
-      if (k > 0) {
-        wgmma_wait<1>();
-        release(last);
-      }
-      last = slot;
+      wgmma_wait<kLag>();
+      if (k >= kLag) release_next(done);
       advance();
     }
     wgmma_wait<0>();
     wgmma_hold(sum);
-    release(last);
+    for (int i = 0; i < least(kLag, kTiles); ++i) release_next(done);
+  }
+  __device__ void release_next(int& done) const {
+    release(done);
+    if (++done == kStages) done = 0;
   }
 
-  // Turns of the two warpgroups at the tensor cores, kept by named barriers. Left alone they would
-  // issue together, share the tensor cores and then add together.
-  static constexpr bool kTurns = kScaled && kPiece >= 96;
-  static constexpr int kTurnBarrier = 3;
-  __device__ static void give_turn(int group) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(kTurnBarrier + group), "n"(kGemmConsumers) : "memory");
-  }
-  __device__ static void take_turn(int group) {
-    named_barrier(kTurnBarrier + group, kGemmConsumers);
-  }
-
-  __device__ void multiply_scaled(int group, bool both, Sums& sums) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const int row = group * 64 + warp * 16 + lane / 4;
-    const bool turns = kTurns && both;
+  __device__ void multiply_scaled(int group, Sums& sums) {
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) {
 #pragma unroll
       for (int i = 0; i < kPiece / 2; ++i) sums[p][i] = 0.0f;
     }
+    constexpr int kWhole = kTiles / kSpan * kSpan;
 #pragma unroll 1
-    for (int k = 0; k < kTiles; ++k) {
-      full[slot].wait(parity);
-      const auto a = wgmma_descriptor(x_stage() + group * 64 * kTileRowBytes);
-      const float row_scales[2] = {x_scales()[row], x_scales()[row + 8]};
-#pragma unroll
-      for (int p = 0; p < kPieces; ++p) {
-        float part[kPiece / 2];
-        const auto b = wgmma_descriptor(weight_stage() + p * kPiece * kTileRowBytes);
-        if (turns) take_turn(group);
-        wgmma_fence();
-#pragma unroll
-        for (int slice = 0; slice < 3; ++slice) {
-          Wgmma<kPiece>::e4m3_ss(part, a + 2 * slice, b + 2 * slice, slice);
-        }
-        wgmma_commit();
-        Wgmma<kPiece>::e4m3_ss(part, a + 6, b + 6, 1);
-        wgmma_commit();
-        // The other's products start as the last of these run.
-        wgmma_wait<1>();
-        if (turns) give_turn(1 - group);
-        wgmma_wait<0>();
-        wgmma_hold(part);
-        add_scaled(sums[p], part, row_scales, weight_scales() + p * kPiece);
+    for (int k = 0; k < kWhole; k += kSpan) {
+      if constexpr (kSpan == 1) {
+        add_tile(group, sums);
+      } else {
+        add_tiles<kSpan>(group, sums[0]);
       }
-      release(slot);
+    }
+    if constexpr (kWhole < kTiles) add_tiles<kTiles - kWhole>(group, sums[0]);
+  }
+
+  // One k tile, piece by piece.
+  __device__ void add_tile(int group, Sums& sums) {
+    full[slot].wait(parity);
+    const auto a = a_descriptor(group);
+    const float* row_scales = x_scales() + thread_row(group);
+    const float scales_of_rows[2] = {row_scales[0], row_scales[8]};
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+      float part[kPiece / 2];
+      const auto b = b_descriptor(p);
+      wgmma_fence();
+#pragma unroll
+      for (int slice = 0; slice < 4; ++slice) {
+        Wgmma<kPiece>::e4m3_ss(part, a + 2 * slice, b + 2 * slice, slice);
+      }
+      wgmma_commit();
+      const float* column_scales = weight_scales() + p * kPiece;
+      float halves[2];
+      const bool shared = kPiece == 128 && shares_scales(column_scales, halves);
+      wgmma_wait<0>();
+      wgmma_hold(part);
+      if (shared) {
+        add_shared(sums[p], part, scales_of_rows, halves);
+      } else {
+        add_scaled(sums[p], part, scales_of_rows, column_scales);
+      }
+    }
+    release(slot);
+    advance();
+  }
+
+  // Whether 128 columns have one scale in each half: of 64 columns, or, paired, of those of the
+  // gate and of those of the up. Blocks of 64 and more rows do.
+  __device__ static bool shares_scales(const float* column_scales, float (&halves)[2]) {
+    const int lane = threadIdx.x % 32;
+    const float4 own = reinterpret_cast<const float4*>(column_scales)[lane];
+    halves[0] = column_scales[0];
+    halves[1] = column_scales[kPaired ? 8 : 64];
+    const float expected = (kPaired ? lane / 2 % 2 : lane / 16) ? halves[1] : halves[0];
+    return __all_sync(0xFFFFFFFFu, own.x == expected && own.y == expected && own.z == expected &&
+                                       own.w == expected);
+  }
+  // As add_scaled, bit for bit.
+  __device__ static void add_shared(float (&sum)[kPiece / 2], const float (&part)[kPiece / 2],
+                                    const float (&row_scales)[2], const float (&halves)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float scales[2] = {row_scales[i] * halves[0], row_scales[i] * halves[1]};
+#pragma unroll
+      for (int j = 0; j < kPiece / 8; ++j) {
+        const float scale = scales[kPaired ? j % 2 : j / 8 % 2];
+        const int at = 4 * j + 2 * i;
+        sum[at] = fmaf(part[at], scale, sum[at]);
+        sum[at + 1] = fmaf(part[at + 1], scale, sum[at + 1]);
+      }
+    }
+  }
+
+  // kCount k tiles, whose products run while those before are added.
+  template <int kCount>
+  __device__ void add_tiles(int group, float (&sum)[kPiece / 2]) {
+    float parts[kCount][kPiece / 2];
+    const float* scales_of[kCount];
+    int slots[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      full[slot].wait(parity);
+      const auto a = a_descriptor(group), b = b_descriptor(0);
+      wgmma_fence();
+#pragma unroll
+      for (int slice = 0; slice < 4; ++slice) {
+        Wgmma<kPiece>::e4m3_ss(parts[i], a + 2 * slice, b + 2 * slice, slice);
+      }
+      wgmma_commit();
+      scales_of[i] = x_scales();
+      slots[i] = slot;
       advance();
     }
+    const auto add = [&](int i) {
+      wgmma_hold(parts[i]);
+      const float* row_scales = scales_of[i] + thread_row(group);
+      const float scales_of_rows[2] = {row_scales[0], row_scales[8]};
+      add_scaled(sum, parts[i], scales_of_rows, scales_of[i] + kRows);
+      release(slots[i]);
+    };
+    if constexpr (kCount > 3) wgmma_wait<3>(), add(kCount - 4);
+    if constexpr (kCount > 2) wgmma_wait<2>(), add(kCount - 3);
+    if constexpr (kCount > 1) wgmma_wait<1>(), add(kCount - 2);
+    wgmma_wait<0>(), add(kCount - 1);
+  }
+
+  // The first row of a thread's, within the tile.
+  __device__ static int thread_row(int group) {
+    return group * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   }
 
   // sum += part * scale of the row * scale of the column.
@@ -303,7 +386,6 @@ struct Gemm {
   template <class Store, class Flush>
   __device__ void run(const void* x, const void* weight, const int* rows, Store store,
                       Flush flush) {
-    static_assert(kRows == 2 * 64 && kGemmConsumers == 2 * 128, "a warpgroup takes 64 rows");
     launch_dependents();
     if (threadIdx.x == 0) {
       for (int i = 0; i < kStages; ++i) {
@@ -316,22 +398,18 @@ struct Gemm {
     const int group = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);  // known to be warp-uniform
     if (group == kGemmConsumers / 128) {
       if constexpr (kMoveRegisters) give_registers<40>();
-      if (threadIdx.x / 32 == kGemmConsumers / 32) {
-        if (elect_one()) {
-          feed(static_cast<const unsigned char*>(x), static_cast<const unsigned char*>(weight),
-               *rows);
-        }
+      if (elect_one()) {
+        feed(threadIdx.x / 32 % kGemmProducers, static_cast<const unsigned char*>(x),
+             static_cast<const unsigned char*>(weight), *rows);
       }
     } else {
       if constexpr (kMoveRegisters) take_registers<232>();
-      if (kTurns && group == 1) give_turn(0);  // the first is warpgroup 0's
       wait_for_inputs();
       Sums sums;
       walk(*rows, [&](const GemmTile& tile) {
         multiply(tile, group, sums);
         store(tile, group, sums);
       });
-      if (kTurns && group == 0) take_turn(0);  // the one given last
       flush();
     }
   }
