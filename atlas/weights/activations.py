@@ -18,13 +18,13 @@ SMALLEST = np.float32(2.0**-100)
 """A group whose largest magnitude is below this counts as zeros: 448 / a would overflow not far beneath it."""
 
 
-def quantize_activations(rows: Array) -> tuple[Array, Array]:
+def quantize_activations(rows: Array, shared: int = 1) -> tuple[Array, Array]:
     """float32 [rows, k] -> E4M3 codes [rows, groups * 128] and float32 scales [rows, groups].
 
     Of each group of 128 columns (columns past k count as zeros), in fp32: a = max |x|, code = E4M3(x * (448 / a)),
     nearest, ties to even, saturating; scale = a / 448. Both quotients are rounded to nearest. A group with `a` below
     2^-100 is zeros with scale 0; one with a NaN or an infinity has scale NaN and codes 0, so that whatever is
-    multiplied with the row becomes NaN.
+    multiplied with the row becomes NaN. shared: rows, counted from the first, whose groups are one (of weights).
     """
     n, k = rows.shape
     groups = FORMAT.groups(k)
@@ -32,6 +32,8 @@ def quantize_activations(rows: Array) -> tuple[Array, Array]:
     x[:, :k] = rows
     x = x.reshape(n, groups, FORMAT.group)
     largest = np.abs(x).max(-1, initial=0.0)  # NaN wins
+    if shared > 1 and n:
+        largest = np.repeat(np.maximum.reduceat(largest, np.arange(0, n, shared)), shared, axis=0)[:n]
     finite = np.isfinite(largest)
     used = finite & (largest >= SMALLEST)
     factor = LARGEST / np.where(used, largest, np.float32(1))

@@ -325,11 +325,15 @@ class BlockArray:
 
     def __setitem__(self, rows: Any, values: Array) -> None:
         """Write rows of float32 values, rounded (atlas/weights/activations.py)."""
+        self.write(rows, values)
+
+    def write(self, rows: Any, values: Array, shared: int = 1) -> None:
+        """As assignment; `shared` rows have their scales in common."""
         if self.format != activations.FORMAT:
             raise BuildError(
                 f"format {self.format.name}", "a kernel's output in it", activations.FORMAT.name + " or floats"
             )
-        codes, scales = activations.quantize_activations(np.asarray(values, np.float32))
+        codes, scales = activations.quantize_activations(np.asarray(values, np.float32), shared)
         self.raw[rows] = np.concatenate([codes.view(np.uint8), _bytes(scales, "f32")], axis=1)
 
     def copy(self) -> BlockArray:

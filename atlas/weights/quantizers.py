@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from atlas.errors import BuildError, CheckpointError
+from atlas.ops.load_rows import SHARED_ROWS
 from atlas.targets.formats import FORMATS, GROUP
 from atlas.weights.activations import quantize_activations
 from atlas.weights.quantized import E2M1, Array, QuantizedArray
@@ -97,11 +98,11 @@ def quantize_rows(values: Array, format: str, name: str = "weight") -> Quantized
 
 
 def _fp8_rows(values: Array, name: str) -> QuantizedArray:
-    """The rounding of activations, for weights too: a GPU makes both by the same kernels' arithmetic."""
+    """The rounding of activations, for weights too, as op load_rows has it: a GPU makes both by one arithmetic."""
     rows = np.asarray(values, np.float32)
     if not np.isfinite(rows).all():
         _refuse(rows, 0, 0, name)
-    codes, scales = quantize_activations(rows)
+    codes, scales = quantize_activations(rows, SHARED_ROWS)
     return QuantizedArray("e4m3", codes[:, : rows.shape[1]], scales, (1, FORMATS["f8g128"].group))
 
 

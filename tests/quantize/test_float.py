@@ -106,8 +106,8 @@ def test_nvfp4_error_on_gaussian_data() -> None:
         assert float((error**2).mean()) == pytest.approx(0.00904, rel=0.01)
 
 
-def test_rows_made_at_load_have_scales_of_their_own() -> None:
-    """nvfp4: as the definition has it for each row alone, also of zeros; fp8: a scale per 128 columns."""
+def test_nvfp4_made_at_load_has_a_scale_for_each_row() -> None:
+    """As the definition has it for each row alone, also of zeros."""
     values = np.random.default_rng().standard_normal((5, 200)).astype(np.float32)
     values *= np.array([1, 1e-3, 0, 1e4, 1e-30], np.float32)[:, None]
     back = quantize_rows(values, "nvfp4").dequantize()
@@ -116,13 +116,25 @@ def test_rows_made_at_load_have_scales_of_their_own() -> None:
         # The row is divided by its scale before it is quantised, which may tip a tie.
         assert np.isclose(back[row], alone[0], rtol=1e-6, atol=0).mean() > 0.98
         assert np.abs(back[row] - values[row]).max() <= np.abs(values[row]).max() / 6 * 1.07
-    fp8 = quantize_rows(values, "f8g128")
-    assert fp8.group == (1, 128)
-    for begin, end in ((0, 128), (128, 200)):
-        one = quantize_fp8(values[:, begin:end], (1, 0)).dequantize()
-        # A product with 448 / absmax instead of a quotient by absmax / 448 may tip a tie.
-        np.testing.assert_allclose(fp8.dequantize()[:, begin:end], one, rtol=2**-3, atol=0)
-        assert (fp8.dequantize()[:, begin:end] == one).mean() > 0.98
+
+
+def test_fp8_made_at_load_has_scales_that_128_rows_share() -> None:
+    """So a run of rows that begins at a multiple of 128 needs no other rows, and gives the same codes."""
+    values = np.random.default_rng().standard_normal((300, 200)).astype(np.float32)
+    values[:128] *= 1e-3
+    values[130] = 0
+    array = quantize_rows(values, "f8g128")
+    back = array.dequantize()
+    for row in range(0, 300, 128):
+        for group, column in enumerate((0, 128)):
+            block = values[row : row + 128, column : column + 128]
+            scale = np.abs(block).max() / np.float32(448)
+            assert (array.scales[row : row + 128, group] == scale).all()
+            # Half a step of three bits of fraction, or of the smallest number.
+            error = np.abs(back[row : row + 128, column : column + 128] - block)
+            assert (error <= np.maximum(np.abs(block) * 2.0**-4 * 1.0001, scale * 2.0**-10 * 1.0001)).all()
+        run = quantize_rows(values[row : row + 128], "f8g128").dequantize()
+        np.testing.assert_array_equal(run, back[row : row + 128])
 
 
 def test_nvfp4_reciprocal_is_what_a_reader_divides_by() -> None:
