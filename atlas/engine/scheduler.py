@@ -42,6 +42,26 @@ class Plan:
     phase: int = PHASE_PREFILL
 
 
+class _Budget:
+    """A step in the making: its chunks, and what is left of its rows and logit rows."""
+
+    def __init__(self, rows: int, logits: int) -> None:
+        self.chunks: list[Chunk] = []
+        self.rows, self.logits = rows, logits
+
+    def add(self, sequence: Sequence, rows: int) -> None:
+        self.chunks.append(Chunk(sequence, rows))
+        self.rows -= rows
+        self.logits -= sequence.logit_rows(rows)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take a preempted sequence's chunk out, before the sequence forgets what it was."""
+        for chunk in [chunk for chunk in self.chunks if chunk.sequence is sequence]:
+            self.chunks.remove(chunk)
+            self.rows += chunk.rows
+            self.logits += sequence.logit_rows(chunk.rows)
+
+
 class _InFlightError(Exception):
     """What has to be done needs tokens that the host has not seen."""
 
@@ -115,38 +135,39 @@ class Scheduler:
     def _plan(self, drained: bool) -> Plan:
         running = [s for s in self.running if not s.complete and s.length < self._max_context]
         if not self._decode_rows:
-            chunks: list[Chunk] = []
-            self._continue([s for s in running if s.pending == 1], chunks, drained)
-            self._continue([s for s in running if s.pending > 1], chunks, drained)
-            self._admit(chunks)
-            return Plan(chunks)
+            step = _Budget(self.max_rows, self.max_logits)
+            self._continue([s for s in running if s.pending == 1], step, drained)
+            self._continue([s for s in running if s.pending > 1], step, drained)
+            self._admit(step)
+            return Plan(step.chunks)
         decoding = [s for s in running if s.computed >= s.prompt_length]
         phases = [PHASE_DECODE, PHASE_PREFILL] if self._prefilled_last and decoding else [PHASE_PREFILL, PHASE_DECODE]
         for phase in phases:
-            chunks = []
             if phase == PHASE_DECODE:
+                step = _Budget(self._decode_rows, self.max_logits)
                 # Preempted by a phase that came to nothing: no longer running.
-                self._continue([s for s in decoding if s.slot >= 0], chunks, drained, self._decode_rows)
+                self._continue([s for s in decoding if s.slot >= 0], step, drained)
             else:
-                self._continue([s for s in running if s.computed < s.prompt_length], chunks, drained)
-                self._admit(chunks)
-            if chunks:
+                step = _Budget(self.max_rows, self.max_logits)
+                self._continue([s for s in running if s.computed < s.prompt_length], step, drained)
+                self._admit(step)
+            if step.chunks:
                 self._prefilled_last = phase == PHASE_PREFILL
-                return Plan(chunks, phase)
+                return Plan(step.chunks, phase)
         return Plan([])
 
-    def _continue(self, sequences: list[Sequence], chunks: list[Chunk], drained: bool, max_rows: int = 0) -> None:
+    def _continue(self, sequences: list[Sequence], step: _Budget, drained: bool) -> None:
         """Chunks of running sequences, as far as rows, logit rows and KV blocks reach."""
         for sequence in sequences:
-            rows = self._fit(sequence, chunks, max_rows or self.max_rows)
-            if rows > 0 and sequence.slot >= 0 and self._reserve(sequence, rows, chunks, drained):
-                chunks.append(Chunk(sequence, rows))
+            rows = self._fit(sequence, step)
+            if rows > 0 and sequence.slot >= 0 and self._reserve(sequence, rows, step, drained):
+                step.add(sequence, rows)
 
-    def _admit(self, chunks: list[Chunk]) -> None:
+    def _admit(self, step: _Budget) -> None:
         """Chunks of waiting sequences, as long as the next one finds room."""
         while self.waiting and self._slots and len(self.running) < self.max_seqs:
             sequence = self.waiting[0]
-            rows = self._fit(sequence, chunks, self.max_rows)
+            rows = self._fit(sequence, step)
             # The whole prompt must fit now, or a half-prefilled sequence would soon be preempted.
             if rows == 0 or sequence.blocks_missing(sequence.pending) > self.pool.free:
                 break
@@ -154,28 +175,27 @@ class Scheduler:
             sequence.slot = self._slots.pop()
             self.running.append(sequence)
             sequence.blocks += self.pool.allocate(sequence.blocks_missing(rows))
-            chunks.append(Chunk(sequence, rows))
+            step.add(sequence, rows)
 
-    def _fit(self, sequence: Sequence, chunks: list[Chunk], max_rows: int) -> int:
-        """How many pending rows of `sequence` the step still has room for beside `chunks`."""
+    def _fit(self, sequence: Sequence, step: _Budget) -> int:
+        """How many pending rows of `sequence` the step still has room for."""
         pending = sequence.pending
         if self._decode_rows and sequence.computed < sequence.prompt_length:
             pending = sequence.prompt_length - sequence.computed  # a prefill step has prompt rows only
-        rows = min(pending, max_rows - sum(chunk.rows for chunk in chunks))
-        logits = self.max_logits - sum(chunk.sequence.logit_rows(chunk.rows) for chunk in chunks)
-        while (excess := sequence.logit_rows(rows) - logits) > 0:
+        rows = min(pending, step.rows)
+        while (excess := sequence.logit_rows(rows) - step.logits) > 0:
             rows -= excess
         return rows
 
-    def _reserve(self, sequence: Sequence, rows: int, chunks: list[Chunk], drained: bool) -> bool:
+    def _reserve(self, sequence: Sequence, rows: int, step: _Budget, drained: bool) -> bool:
         """Allocate blocks for `rows`, preempting later admissions. False: the sequence itself was preempted."""
         missing = sequence.blocks_missing(rows)
         while missing > self.pool.free:
             if not drained:
                 raise _InFlightError
             victim = self.running[-1]
+            step.drop(victim)
             self._preempt(victim)
-            chunks[:] = [chunk for chunk in chunks if chunk.sequence is not victim]
             if victim is sequence:
                 return False
         if missing > 0:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from atlas.engine.messages import SamplingParams
+from atlas.runtime.backend import Array
 from atlas.targets.shape import KV_BLOCK_SIZE
 
 
@@ -37,6 +40,7 @@ class Sequence:
     last_token_on_device: bool = False
     slot_ready: bool = False
     prompt_reported: int = 1
+    _table: tuple[list[int], Array] | None = dataclasses.field(default=None, repr=False)
 
     @property
     def length(self) -> int:
@@ -61,6 +65,12 @@ class Sequence:
     def blocks_missing(self, rows: int) -> int:
         """KV blocks to allocate before `rows` more tokens can be computed."""
         return -(-(self.computed + rows) // KV_BLOCK_SIZE) - len(self.blocks)
+
+    def block_table(self) -> Array:
+        """`blocks` as an int32 array, made anew only when they have changed."""
+        if self._table is None or self._table[0] is not self.blocks or len(self._table[1]) != len(self.blocks):
+            self._table = (self.blocks, np.array(self.blocks, np.int32))
+        return self._table[1]
 
     def prompt_targets(self, rows: int) -> range:
         """Positions of the prompt tokens whose log-probabilities the next `rows` rows have to give."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence as List
 
-import numpy as np
-
 from atlas.engine.scheduler import Chunk
 from atlas.engine.sequence import Sequence
 from atlas.ops.adjust_logits import ADJUST_BIAS, ADJUST_MASK, ADJUST_PENALTIES
@@ -37,65 +35,83 @@ def fill(block: StepBlock, chunks: List[Chunk], phase: int = PHASE_PREFILL) -> l
     A decoding row names no token: the device still holds it in the sequence's slot, so the row can be
     scheduled before the host has seen the token.
     """
-    row = 0
-    logits: list[LogitRow] = []
-    masks = 0
     block.set_phase(phase)
+    tokens: list[int] = []
+    positions: list[int] = []
+    seqs: list[int] = []
+    kinds: list[int] = []
+    slots: list[int] = []
+    ropes: list[int] = []
+    logits: list[LogitRow] = []
+    fields: list[tuple[float, ...]] = []
+    masks = 0
     for index, chunk in enumerate(chunks):
-        sequence, end = chunk.sequence, row + chunk.rows
-        begin = sequence.computed
-        if sequence.last_token_on_device:
-            block.row_token[row:end] = -1
-        else:
-            block.row_token[row:end] = sequence.tokens[begin : begin + chunk.rows]
-        block.row_seq[row:end] = index
-        block.row_position[row:end] = np.arange(begin, begin + chunk.rows)
-        block.row_kind[row:end] = ROW_DECODE if chunk.samples and chunk.rows == 1 else ROW_PREFILL
-        block.seq_slot[index] = sequence.slot
-        block.seq_rope[index] = sequence.rope_set
-        block.block_table[index, : len(sequence.blocks)] = sequence.blocks
-        for target in sequence.prompt_targets(chunk.rows):
-            _report(block, len(logits), row + target - 1 - begin, target, sequence)
+        sequence, rows, begin, samples = chunk.sequence, chunk.rows, chunk.sequence.computed, chunk.samples
+        row = len(tokens)
+        tokens += [-1] * rows if sequence.last_token_on_device else sequence.tokens[begin : begin + rows]
+        positions += range(begin, begin + rows)
+        seqs += [index] * rows
+        kinds += [ROW_DECODE if samples and rows == 1 else ROW_PREFILL] * rows
+        slots.append(sequence.slot)
+        ropes.append(sequence.rope_set)
+        table = sequence.block_table()
+        block.block_table[index, : len(table)] = table
+        for target in sequence.prompt_targets(rows):
+            fields.append(_report(row + target - 1 - begin, target, sequence))
             logits.append(LogitRow(sequence, target, sequence.sampling.prompt_logprobs))
-        if chunk.samples:
+        if samples:
             mask = masks if sequence.masked else None
             masks += mask is not None
-            _sample(block, len(logits), end - 1, sequence, mask)
+            fields.append(_sample(row + rows - 1, sequence, mask))
             logits.append(LogitRow(sequence, None, sequence.sampling.logprobs, mask))
-        row = end
-    block.set_symbols({"n_rows": row, "n_seqs": len(chunks), "n_logits": len(logits)})
+    # One assignment a field, not one an entry: the host must be done before the device is.
+    block.row_token[: len(tokens)] = tokens
+    block.row_position[: len(tokens)] = positions
+    block.row_seq[: len(tokens)] = seqs
+    block.row_kind[: len(tokens)] = kinds
+    block.seq_slot[: len(chunks)] = slots
+    block.seq_rope[: len(chunks)] = ropes
+    for name, values in zip(_LOGIT_FIELDS, zip(*fields, strict=True), strict=False):
+        getattr(block, name)[: len(fields)] = values
+    block.set_symbols({"n_rows": len(tokens), "n_seqs": len(chunks), "n_logits": len(logits)})
     return logits
 
 
-def _report(block: StepBlock, i: int, row: int, target: int, sequence: Sequence) -> None:
-    """Logit row `i` is `row`'s, for the log-probability of the prompt token at `target`."""
-    block.logit_row[i] = row
-    block.logit_slot[i] = block.logit_mask[i] = -1
-    block.logit_position[i] = target
-    block.logit_temperature[i] = 0.0
-    block.logit_adjust[i] = 0
-    block.logit_n_top[i] = sequence.sampling.prompt_logprobs
-    block.logit_target[i] = sequence.tokens[target]
+_LOGIT_FIELDS = (
+    *("logit_row", "logit_slot", "logit_mask", "logit_position", "logit_adjust", "logit_n_top", "logit_target"),
+    *("logit_temperature", "logit_top_k", "logit_top_p", "logit_min_p", "logit_seed"),
+    *("logit_repetition", "logit_frequency", "logit_presence"),
+)
+"""In the order in which the two below give a logit row's values."""
 
 
-def _sample(block: StepBlock, i: int, row: int, sequence: Sequence, mask: int | None) -> None:
-    """Logit row `i` is `row`'s, and the sequence's next token is sampled from it."""
+def _report(row: int, target: int, sequence: Sequence) -> tuple[float, ...]:
+    """A logit row of row `row` for the log-probability of the prompt token at `target`. Nothing is sampled."""
+    n_top = sequence.sampling.prompt_logprobs
+    assert n_top is not None
+    return (row, -1, -1, target, 0, n_top, sequence.tokens[target], 0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0)
+
+
+def _sample(row: int, sequence: Sequence, mask: int | None) -> tuple[float, ...]:
+    """A logit row of row `row` from which the sequence's next token is sampled."""
     params = sequence.sampling
     adjust = ADJUST_BIAS if params.logit_bias else 0
     adjust |= ADJUST_PENALTIES if params.penalises else 0
     adjust |= ADJUST_MASK if mask is not None else 0
-    block.logit_row[i] = row
-    block.logit_slot[i] = sequence.slot
-    block.logit_position[i] = sequence.length
-    block.logit_temperature[i] = params.temperature
-    block.logit_top_k[i] = min(params.top_k, MAX_TOP_K)
-    block.logit_top_p[i] = params.top_p
-    block.logit_min_p[i] = params.min_p
-    block.logit_seed[i] = params.seed
-    block.logit_adjust[i] = adjust
-    block.logit_repetition[i] = params.repetition_penalty
-    block.logit_frequency[i] = params.frequency_penalty
-    block.logit_presence[i] = params.presence_penalty
-    block.logit_mask[i] = -1 if mask is None else mask
-    block.logit_n_top[i] = -1 if params.logprobs is None else params.logprobs
-    block.logit_target[i] = -1
+    return (
+        row,
+        sequence.slot,
+        -1 if mask is None else mask,
+        sequence.length,
+        adjust,
+        -1 if params.logprobs is None else params.logprobs,
+        -1,
+        params.temperature,
+        min(params.top_k, MAX_TOP_K),
+        params.top_p,
+        params.min_p,
+        params.seed,
+        params.repetition_penalty,
+        params.frequency_penalty,
+        params.presence_penalty,
+    )
