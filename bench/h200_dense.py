@@ -222,7 +222,7 @@ def first_token(model: str, folder: Path, quant: str) -> dict[str, Any]:
     return found
 
 
-def timings(model: str, folder: Path, quant: str) -> dict[str, Any]:
+def timings(model: str, folder: Path, quant: str, kernels: bool = True) -> dict[str, Any]:
     started = time.perf_counter()
     runner = load(model, folder, quant, max_context=CONTEXT, max_seqs=128, kv_memory_bytes=40 << 30)
     result: dict[str, Any] = {
@@ -259,7 +259,7 @@ def timings(model: str, folder: Path, quant: str) -> dict[str, Any]:
             **{name: row[column] for name, row in expected.items() if len(row) > column},
         }
         print(model, quant, f"prefill {count}x{length}", result["prefill"][f"{count}x{length}"], flush=True)
-    for count in CONCURRENCY:
+    for count in CONCURRENCY if kernels else ():
         result["decode"][count]["by_kernel_us"] = by_kernel(runner, count)
         print(model, quant, f"C={count}", result["decode"][count]["by_kernel_us"], flush=True)
     return result
@@ -275,6 +275,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--no-timing", action="store_true")
+    parser.add_argument("--no-kernels", action="store_true", help="leave out the times by kernel")
     given = parser.parse_args()
     for path in given.packs.glob("*.atlaspack") if given.packs else ():
         model, quant, _ = path.name.rsplit(".", 2)
@@ -303,7 +304,7 @@ def main() -> int:
                 if not given.no_timing:
                     case["start"] = first_token(model, whole, quant)
                     print(model, quant, "start", case["start"], flush=True)
-                    case |= timings(model, whole, quant)
+                    case |= timings(model, whole, quant, not given.no_kernels)
             except Exception as error:  # one case's failure must not hide the others' figures
                 case["error"] = f"{type(error).__name__}: {error}"
                 passed = False
