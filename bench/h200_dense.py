@@ -137,6 +137,27 @@ def step_logits(runner: Runner, ids: list[int], prompt: int) -> Any:
     return np.concatenate(parts)
 
 
+WEIGHT_LOSS = {"bf16": 0.0, "fp8": 0.04, "nvfp4": 0.13, "int4": 0.13}
+"""Relative L2 that a format may cost normally distributed weights."""
+
+
+def weight_loss(runner: Runner, folder: Path) -> dict[str, float]:
+    """Relative L2 between matrices that the device holds and those of the checkpoint, in the last layer."""
+    layer = runner.config.n_layers - 1
+    parts = {
+        "qkv": [f"self_attn.{name}_proj" for name in "qkv"],
+        "o": ["self_attn.o_proj"],
+        "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+        "down": ["mlp.down_proj"],
+    }
+    found = {}
+    with open_checkpoint(folder) as checkpoint:
+        for name, tensors in parts.items():
+            given = np.concatenate([checkpoint.read(f"model.layers.{layer}.{t}.weight") for t in tensors])
+            found[name] = round(relative_l2(runner.read(f"layers.{layer}.{name}.weight"), given.astype(np.float32)), 5)
+    return found
+
+
 def check(model: str, quant: str, folder: Path) -> dict[str, Any]:
     """Few layers of the shape against PyTorch, and a batch against each request alone."""
     from bench import torch_decoder
@@ -157,9 +178,12 @@ def check(model: str, quant: str, folder: Path) -> dict[str, Any]:
         "prefill_relative_l2": round(relative_l2(found[:200], expected[:200]), 5),
         "decode_relative_l2": round(relative_l2(found[200:], expected[200:]), 5),
         "batch_equals_alone": together == alone,
+        "weight_loss": weight_loss(runner, small),
     }
     result["passed"] = bool(
-        max(result["prefill_relative_l2"], result["decode_relative_l2"]) <= REL_L2[quant] and together == alone
+        max(result["prefill_relative_l2"], result["decode_relative_l2"]) <= REL_L2[quant]
+        and max(result["weight_loss"].values()) <= WEIGHT_LOSS[quant]
+        and together == alone
     )
     shutil.rmtree(small)
     return result
