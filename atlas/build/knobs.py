@@ -56,6 +56,7 @@ def names(key: KernelKey, hardware: Hardware, max_rows: int = 0) -> dict[str, in
         "multiprocessors": hardware.multiprocessors,
         "shared_memory_per_block": hardware.shared_memory_per_block,
         "cluster_blocks": hardware.cluster_blocks,
+        "compute_capability": 10 * hardware.compute_capability[0] + hardware.compute_capability[1],
     }
 
 

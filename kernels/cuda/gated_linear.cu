@@ -7,19 +7,25 @@ pdl = true
 [serves]
 x = ["f32", "bf16"]
 weight = ["f32", "bf16"]
-out = ["f32", "bf16"]
+out = ["f32", "bf16", "f8g128"]
 [limits]
 same_bits = true
 [knobs]
-TILE_M = 32
-TILE_N = 64
-WARPS = 4
-STAGES = 3
+# Columns that a block has at least: size_out is 0 of f8g128.
+WIDE = "max(0, 256 - 256 * size_out)"
+TILE_M = "32 - WIDE // 16"
+TILE_N = "max(64, WIDE)"
+WARPS = "4 + WIDE // 64"
+STAGES = "3 - WIDE // 256"
 legal = [
   # Warps form ceil_div(TILE_M, 64) rows; each owns 16 x 8 fragments, at most 32 columns of them.
   "WARPS % ceil_div(TILE_M, 64) == 0",
   "TILE_N % (WARPS // ceil_div(TILE_M, 64) * 8) == 0",
   "TILE_N <= WARPS // ceil_div(TILE_M, 64) * 32",
+  # A group of 128 columns of an out in f8g128 has one scale: a block has whole groups.
+  "TILE_N >= WIDE",
+  "TILE_N <= max(128, WIDE)",
+  "STAGES >= 3 - WIDE // 256",
   # 64 accumulators a thread, and as many for a step's own sum, is what registers hold.
   "TILE_M * TILE_N <= WARPS * 2048",
   # Deep pipelines hide latency at few rows; at many they only take shared memory from others.
@@ -33,9 +39,9 @@ legal = [
 ]
 [knobs.choices]
 TILE_M = [16, 32, 64, 128]
-TILE_N = [32, 64, 128]
+TILE_N = [32, 64, 128, 256]
 WARPS = [2, 4, 8]
-STAGES = [3, 6]
+STAGES = [2, 3, 6]
 [cost]
 bytes = "(TILE_M + TILE_N) * k * size_weight"
 flops = "2 * TILE_M * TILE_N * k"
@@ -46,55 +52,15 @@ memory = "2 * intermediate * k * size_weight"
 // gated_linear: out = act(x Wg^T + bg) * (x Wu^T + bu), accumulated in fp32, rounded once.
 //
 // x [rows, k], weight [2 * intermediate, k] = [Wg; Wu], out [rows, intermediate], all row-major,
-// f32 or bf16 each; bias [2 * intermediate] f32, or none, is added to the finished sums. A block
-// computes TILE_M rows by TILE_N / 2 columns of out: TILE_N columns of products
+// f32 or bf16 each, out f8g128 too; bias [2 * intermediate] f32, or none, is added to the finished
+// sums. A block computes TILE_M rows by TILE_N / 2 columns of out: TILE_N columns of products
 // (atlas/product.cuh), groups of gate and up by turns, so that a thread has both factors of what it
 // leaves. Bytes: 2 x intermediate x k weights once per TILE_M rows; bound by weight bandwidth at
 // few rows, by latency at one.
-#include "atlas/activation.cuh"
-#include "atlas/product.cuh"
+#include "atlas/gated_columns.cuh"
 
-namespace {
-
-constexpr int kInner = constants::intermediate;
-
-// Groups of kGroup columns: gate, up, gate, up.
-struct Paired {
-  static constexpr int kWidth = knobs::TILE_N / 2;
-
-  template <int kGroup>
-  __device__ static int weight_row(int first, int column) {
-    const int n = first + column / (2 * kGroup) * kGroup + column % kGroup;
-    return n < kInner ? n + column / kGroup % 2 * kInner : -1;
-  }
-
-  types::out* out;
-  const types::bias* bias;  // null in instances without one
-
-  template <int kGroup, int kCount>
-  __device__ void store(const float (&sums)[kCount], int rows, int row, int first,
-                        int column) const {
-    static_assert(kCount % 2 == 0, "a thread has both factors");
-    if (row >= rows) return;
-#pragma unroll
-    for (int j = 0; j < kCount; j += 2) {
-      const int n = first + (column + j * kGroup) / (2 * kGroup) * kGroup + column % kGroup;
-      if (n >= kInner) continue;
-      float gate = sums[j], up = sums[j + 1];
-      if constexpr (HAS_BIAS) {
-        gate += bias[n];
-        up += bias[kInner + n];
-      }
-      out[static_cast<size_t>(row) * kInner + n] =
-          atlas::from_float<types::out>(atlas::activate<constants::activation>(gate) * up);
-    }
-  }
-};
-
-}  // namespace
-
-ATLAS_KERNEL(const types::x* x, const types::weight* weight,
-             const types::bias* bias, types::out* out, const int* rows) {
+ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
+             types::out* out, const int* rows) {
   atlas::launch_dependents();
-  atlas::product_tile(x, weight, Paired{out, bias}, *rows);
+  atlas::product_tile(x, weight, atlas::GatedColumns{out, bias}, *rows);
 }

@@ -46,44 +46,10 @@ memory = "n * k * size_weight"
 // none, is added to the finished sum. A block computes TILE_M rows by TILE_N columns
 // (atlas/product.cuh). Bytes: n x k weights once per TILE_M rows; bound by weight bandwidth at few
 // rows, by latency at one.
-#include "atlas/product.cuh"
+#include "atlas/linear_columns.cuh"
 
-namespace {
-
-constexpr int kColumns = constants::n;
-
-// Columns of the tile are rows of the weight, one after the other.
-struct Plain {
-  static constexpr int kWidth = knobs::TILE_N;
-
-  template <int kGroup>
-  __device__ static int weight_row(int first, int column) {
-    return first + column < kColumns ? first + column : -1;
-  }
-
-  types::out* out;
-  const types::bias* bias;  // null in instances without one
-
-  // A fragment's columns lie side by side: `sums` are of row `row`, column `column` and kGroup on.
-  template <int kGroup, int kCount>
-  __device__ void store(const float (&sums)[kCount], int rows, int row, int first,
-                        int column) const {
-    if (row >= rows) return;
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      const int n = first + column + j * kGroup;
-      if (n >= kColumns) continue;
-      float value = sums[j];
-      if constexpr (HAS_BIAS) value += bias[n];
-      out[static_cast<size_t>(row) * kColumns + n] = atlas::from_float<types::out>(value);
-    }
-  }
-};
-
-}  // namespace
-
-ATLAS_KERNEL(const types::x* x, const types::weight* weight,
-             const types::bias* bias, types::out* out, const int* rows) {
+ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
+             types::out* out, const int* rows) {
   atlas::launch_dependents();
-  atlas::product_tile(x, weight, Plain{out, bias}, *rows);
+  atlas::product_tile(x, weight, atlas::LinearColumns{out, bias}, *rows);
 }

@@ -1,4 +1,4 @@
-// Asynchronous copies from global to shared memory (cp.async), 16 bytes at a time.
+// Asynchronous copies from global to shared memory (cp.async).
 #pragma once
 
 namespace atlas {
@@ -11,6 +11,22 @@ __device__ inline void copy_async_16(void* destination, const void* source, bool
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
                "r"(bytes)
                : "memory");
+}
+
+// Copies the first `valid` of kBytes bytes, whose addresses are multiples of kBytes, and zeros for
+// the rest; `source` must be a mapped address even if none is. Of 1 or 2 bytes the thread waits.
+template <int kBytes>
+__device__ inline void copy_async(unsigned char* destination, const unsigned char* source,
+                                  int valid) {
+  if constexpr (kBytes >= 4) {
+    const unsigned target = static_cast<unsigned>(__cvta_generic_to_shared(destination));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(source),
+                 "n"(kBytes), "r"(valid)
+                 : "memory");
+  } else {
+#pragma unroll
+    for (int i = 0; i < kBytes; ++i) destination[i] = i < valid ? source[i] : 0;
+  }
 }
 
 // Ends a group of copies.

@@ -1,0 +1,55 @@
+/* atlas
+[launch]
+grid = ["ceil_div(rows, TILE_M)", "ceil_div(n, TILE_N)", 1]
+block = "WARPS * 32"
+shared = "STAGES * (TILE_M * 256 + TILE_N * 80)"
+pdl = true
+[serves]
+x = ["bf16"]
+weight = ["nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m"]
+[limits]
+same_bits = true
+[knobs]
+TILE_M = 32
+TILE_N = 64
+WARPS = 4
+STAGES = 3
+legal = [
+  # Warps form ceil_div(TILE_M, 64) rows; each owns 16 x 8 fragments, at most 32 columns of them.
+  "WARPS % ceil_div(TILE_M, 64) == 0",
+  "TILE_N % (WARPS // ceil_div(TILE_M, 64) * 8) == 0",
+  "TILE_N <= WARPS // ceil_div(TILE_M, 64) * 32",
+  # 64 accumulators a thread, and as many for a step's own sum, is what registers hold.
+  "TILE_M * TILE_N <= WARPS * 2048",
+  # Deep pipelines hide latency at few rows; at many they only take shared memory from others.
+  "(STAGES - 3) * TILE_M <= 96",
+  "STAGES * (TILE_M * 256 + TILE_N * 80) <= shared_memory_per_block",
+]
+[knobs.choices]
+TILE_M = [16, 32, 64, 128]
+TILE_N = [16, 32, 64, 128]
+WARPS = [2, 4, 8]
+STAGES = [2, 3, 6]
+[cost]
+bytes = "(TILE_M * 32 + TILE_N * 9) * k // 16"
+flops = "2 * TILE_M * TILE_N * k"
+trips = "1 + ceil_div(ceil_div(k, 128), STAGES - 1)"
+steps = "ceil_div(k, 128)"
+memory = "n * k * 9 // 16"
+*/
+// linear of bf16 rows and weights of 4 bits: out[r, n] = sum over k of x[r, k] * weight[n, k] +
+// bias[n].
+//
+// x [rows, k] bf16, weight [n, k] in nvfp4 or int4 with a scale (and a zero point or a minimum) for
+// each 32 columns, out [rows, n] f32 or bf16, all row-major; bias [n] f32, or none. Weights become
+// bf16 in registers; 128 columns are summed by the tensor cores, then added in fp32; row scales of
+// nvfp4 multiply the finished sum (atlas/product_w4.cuh). A block computes TILE_M rows by TILE_N
+// columns. Bytes: n x k x 9 / 16 of weights (i4g32z 19 / 32, i4g32m 5 / 8) once per TILE_M rows;
+// bound by weight bandwidth at few rows, by latency at one.
+#include "atlas/linear_columns.cuh"
+
+ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
+             types::out* out, const int* rows) {
+  atlas::launch_dependents();
+  atlas::product_tile(x, weight, atlas::LinearColumns{out, bias}, *rows);
+}
