@@ -12,6 +12,7 @@ from atlas.build import cost_model, kernel_file, knobs
 from atlas.build.kernel_file import Declaration
 from atlas.errors import BuildError
 from atlas.runtime.program import KernelKey
+from atlas.targets.hardware import walk
 from atlas.targets.target import Target
 
 Targets = Callable[..., list[Target]]
@@ -123,3 +124,20 @@ def test_estimates_are_relative_to_the_declared_knobs(target: Target, declared: 
     assert sum(cost_model.ROWS.values()) == pytest.approx(1.0)
     times = cost_model.microseconds(declared, names, target.hardware, declared.knobs({}), (1, 32, 512, 4096))
     assert times == sorted(times) and times[0] > 0
+
+
+@pytest.mark.parametrize(("card", "native"), [("a100", 0), ("l40s", 1), ("gb10", 1)])
+def test_a_card_without_mma_of_fp8_and_an_output_with_scales_get_their_tiles(
+    tree: Path, card: str, native: int
+) -> None:
+    """A block has whole groups of an out in f8g128, whatever the shape; the card decides how codes are multiplied."""
+    hardware = walk(tree)[card]
+    declared = kernel_file.declaration(tree / "cuda/gated_linear.f8.cu")
+    for inner in (1536, 14336):
+        for out in ("bf16", "f8g128"):
+            dtypes = (("x", "f8g128"), ("weight", "f8g128"), ("out", out))
+            key = KernelKey("gated_linear", dtypes, (("intermediate", inner), ("k", 576), ("activation", 0)))
+            legal = knobs.variants(declared, key, hardware)
+            assert legal and all(choice["NATIVE"] == native for choice in legal)
+            widths = {choice["TILE_N"] for choice in legal}
+            assert widths == {256} if out == "f8g128" else widths >= {32, 64, 128}
