@@ -16,13 +16,18 @@ k_cache = "kv_tiles"
 v_cache = "kv_tiles"
 out = "operand"
 [knobs]
-WARPGROUPS = 2
+# On an H200, causal, TFLOP/s of 1 x 8,192 and 16 x 2,048 rows (docs/kernels/ledger.md, entry 14):
+# three warpgroups with heads of 64 (496 and 380; two: 416 and 349), where exponentials take as long
+# as products; longer heads, or a window, leave them no registers.
 HALVES = "ceil_div(head_dim, 64)"
-KEYS = "400 // (HALVES + 1) // 16 * 16"
-STAGES = "min(4, (shared_memory_per_block - 512 - WARPGROUPS * 64 * 128 * HALVES) // (2 * KEYS * 128 * HALVES))"
+WARPGROUPS = "2 + 1 // HALVES * (1 - min(1, window))"
+# As many as the registers hold. Heads of 256: 80 keys 618 and 501, 64 keys 594 and 493.
+KEYS = "min(128, 400 // (HALVES + 1) // 16 * 16)"
+# As many as fit: heads of 128 with two 597 and 511, with three 659 and 544.
+FREE = "shared_memory_per_block - 512 - WARPGROUPS * 64 * 128 * HALVES"
+STAGES = "min(4, FREE // (2 * KEYS * 128 * HALVES))"
+# Query heads of a tile at most. Heads of 128, 16 x 2,048 rows: four 511, one 476.
 HEADS = 4
-POLY = 0
-STAGGER = 0
 */
 // paged_attention of prompt rows: out[r, h] = softmax(q[r, h] . K * scale) V over positions
 // 0..row_position[r], or the last `window` of them. FlashAttention-3's division of labour.
@@ -34,18 +39,18 @@ STAGGER = 0
 // sequence, cut where a position is a multiple of kPositions, where a sequence ends, and where rows
 // of the step do not follow each other. A block per multiprocessor walks over (tile, heads), the
 // step's last rows (of the longest tiles in a prompt) first. Its first warpgroup feeds the others
-// (prefill_feed.cuh): warp 0 finds the tiles and copies keys, warp 1 values, each into a ring; warps
-// 2 and 3 copy queries and check values (below). Each other warpgroup owns 64 query rows: scores of
-// key tile n and values of tile n - 1 are multiplied while the softmax of another warpgroup runs; a
-// token passed around by named barriers keeps them apart.
+// (prefill_feed.cuh): warp 0 finds the tiles and copies keys, warp 1 values, each into a ring;
+// warps 2 and 3 copy queries and check values (below). Each other warpgroup owns 64 query rows:
+// scores of key tile n and values of tile n - 1 are multiplied while the softmax of another
+// warpgroup runs; a token passed around by named barriers keeps them apart.
 //
-// Keys are cut into tiles at multiples of KEYS, walked from the last to the first. A tile that a row
-// does not see changes nothing of it, to the bit: so its bits depend on its position and sequence,
-// not on how rows were cut into chunks or tiles.
+// Keys are cut into tiles at multiples of KEYS, walked from the last to the first. A tile that a
+// row does not see changes nothing of it, to the bit: so its bits depend on its position and
+// sequence, not on how rows were cut into chunks or tiles.
 //
-// Hidden keys: their scores are replaced, their values weighted 0. But 0 x NaN is NaN: in tiles that
-// are hidden from some row, values that are not finite (or were never written) are set to zero by
-// warps 2 and 3 before they are multiplied, and added at the end to the rows that see them.
+// Hidden keys: their scores are replaced, their values weighted 0. But 0 x NaN is NaN: in tiles
+// that are hidden from some row, values that are not finite (or were never written) are set to zero
+// by warps 2 and 3 before they are multiplied, and added at the end to the rows that see them.
 //
 // Flops: 4 x head_dim per query head and visible key; bound by the tensor cores at head_dim 128 and
 // 256, by exponentials as much at 64.
@@ -70,6 +75,9 @@ constexpr float kScaleLog2 = scale * 1.44269504088896341f;
 // Of the file's 65,536, as two or three consuming warpgroups leave them.
 constexpr int kConsumerRegisters = kGroups == 2 ? 224 : 160;
 constexpr int kFeederRegisters = kGroups == 2 ? 56 : 32;
+// Warpgroups start a tile one after the other: 544 to 554 TFLOP/s at 16 x 2,048 rows and heads of
+// 128. Longer ones have no registers left for it.
+constexpr bool kStagger = head_dim <= 128;
 
 __device__ inline float minus_infinity() { return __uint_as_float(0xFF800000u); }
 
@@ -77,17 +85,6 @@ __device__ inline float exp2_approximate(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}
-
-// 2^x for x <= 0 on the FMA units: 2^f for f in [-1/2, 1/2] by a polynomial (relative error 1e-4, of
-// weights that are rounded to 8 bits), times a power of two by adding to the exponent. Exactly 0
-// from -127 down; anything for NaN.
-__device__ inline float exp2_polynomial(float x) {
-  x = fmaxf(x, -127.0f);
-  const float shifted = x + 12582912.0f;  // 1.5 x 2^23: the low bits are round(x)
-  const float f = x - (shifted - 12582912.0f);
-  const float p = fmaf(fmaf(fmaf(0.05500869f, f, 0.24221063f), f, 0.6932829f), f, 1.0f);
-  return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
 }
 
 // The larger one; NaN if one is.
@@ -178,9 +175,7 @@ __device__ inline void soften(float (&scores)[kScores], Rows& rows, float (&corr
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& s = scores[4 * j + 2 * i + e];
-        const float x = fmaf(s, kScaleLog2, -base);
-        s = knobs::POLY > 0 && j % knobs::POLY == knobs::POLY - 1 ? exp2_polynomial(x)
-                                                                  : exp2_approximate(x);
+        s = exp2_approximate(fmaf(s, kScaleLog2, -base));
         sum[e] += s;
       }
     }
@@ -192,10 +187,11 @@ __device__ inline void soften(float (&scores)[kScores], Rows& rows, float (&corr
 // is meant to hide them. It leaves it behind a store that needs the softmax's sums (and never
 // happens: they are not negative).
 __device__ inline void finish_before_wait(const Rows& rows, Work& anything) {
-  asm volatile("{\n.reg .pred never;\nsetp.lt.f32 never, %0, 0f00000000;\n"
-               "@never st.shared.u32 [%1], 0;\n}" ::"f"(rows.total[0] + rows.total[1]),
-               "r"(atlas::shared_address(&anything))
-               : "memory");
+  asm volatile(
+      "{\n.reg .pred never;\nsetp.lt.f32 never, %0, 0f00000000;\n"
+      "@never st.shared.u32 [%1], 0;\n}" ::"f"(rows.total[0] + rows.total[1]),
+      "r"(atlas::shared_address(&anything))
+      : "memory");
 }
 
 // An accumulator of scores is laid out as two halves of wgmma's A.
@@ -324,9 +320,9 @@ __device__ inline void consume(const Arguments& a, const Shared& shared, int gro
     int tile = work.last_tile();
     const int first_tile = work.first_tile();
     control.key_full[keys.slot].wait(keys.phase);
-    if (knobs::STAGGER) take_token();
+    if constexpr (kStagger) take_token();
     start_scores(scores, query, shared.keys + keys.slot * kStageBytes);
-    if (knobs::STAGGER) pass_token();
+    if constexpr (kStagger) pass_token();
     atlas::wgmma_wait<0>();
     atlas::wgmma_hold(scores);
     release(control.key_empty[keys.slot]);

@@ -61,6 +61,7 @@ struct Control {
   // Values that need a check arrive at value_raw; the helpers complete value_full.
   atlas::Barrier value_raw[kStages], value_full[kStages], value_empty[kStages];
   Work work[2];
+  int drawn_first;  // the first item that is drawn, for one thread
 
   __device__ void init() {
     constexpr int kConsumers = 4 * kGroups;  // warps; 3 others read the work
@@ -112,24 +113,19 @@ struct Shared {
 
 __device__ inline int lane() { return threadIdx.x % atlas::kWarp; }
 
-// The first row in [row, end) that starts a tile, or `end`; row + kPositions >= end.
+// The first row in [row, end) that starts a tile, or `end`.
 __device__ inline int next_start(const Arguments& a, int row, int end) {
-  constexpr int kBallots = atlas::ceil_div(kPositions, atlas::kWarp);
-  unsigned starts[kBallots];
-#pragma unroll
-  for (int i = 0; i < kBallots; ++i) {
-    const int r = row + i * atlas::kWarp + lane();
+#pragma unroll 1
+  for (; row < end; row += atlas::kWarp) {
+    const int r = row + lane();
     bool start = false;
     if (r < end) {
       const int position = a.row_position[r];
       start = r == 0 || position % kPositions == 0 || a.row_seq[r] != a.row_seq[r - 1] ||
               a.row_position[r - 1] + 1 != position;
     }
-    starts[i] = __ballot_sync(atlas::kAllLanes, start);
-  }
-#pragma unroll
-  for (int i = 0; i < kBallots; ++i) {
-    if (starts[i] != 0) return row + i * atlas::kWarp + __ffs(starts[i]) - 1;
+    const unsigned starts = __ballot_sync(atlas::kAllLanes, start);
+    if (starts != 0) return row + __ffs(starts) - 1;
   }
   return end;
 }
@@ -194,22 +190,24 @@ __device__ inline void feed_work_and_keys(const Arguments& a, const Shared& shar
     ++n_works;
   };
   const int n_items = atlas::ceil_div(a.n_rows, kPositions) * kUnits;
-  int ticket = blockIdx.x;
-  while (ticket < n_items) {
-    const int item = n_items - 1 - ticket;
-    if (lane() == 0) ticket = gridDim.x + atomicAdd(a.drawn, 1);
-    const int first = item / kUnits * kPositions, stop = min(first + kPositions, a.n_rows);
+  // In shared memory, since a feeding thread has 32 registers.
+  if (lane() == 0) control.drawn_first = n_items - 1 - static_cast<int>(gridDim.x);
+  for (int item = n_items - 1 - static_cast<int>(blockIdx.x); item >= 0;) {
+    const int unit = item % kUnits, first = item / kUnits * kPositions;
+    const int stop = min(first + kPositions, a.n_rows);
+    if (lane() == 0)
+      item = control.drawn_first - atomicAdd(a.drawn, 1);  // comes while this one is fed
     for (int row = next_start(a, first, stop); row < stop;) {
       const int end = next_start(a, row + 1, min(row + kPositions, a.n_rows));
-      const Work work = {row, end - row, a.row_position[row], a.row_seq[row], item % kUnits, 0};
+      const Work work = {row, end - row, a.row_position[row], a.row_seq[row], unit, 0};
       announce(work);
       copy_tiles<true>(a, shared, work, ring);
       row = end;
     }
-    ticket = __shfl_sync(atlas::kAllLanes, ticket, 0);
+    item = __shfl_sync(atlas::kAllLanes, item, 0);
   }
   announce({0, 0, 0, 0, 0, 0});
-  // The last block resets the counters: all have drawn their last item.
+  // The last one resets the counters: all have drawn their last item.
   if (lane() == 0 && atomicAdd(a.drawn + 1, 1) == gridDim.x - 1) a.drawn[0] = a.drawn[1] = 0;
 }
 
