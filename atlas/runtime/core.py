@@ -103,6 +103,13 @@ def _variants(launch: Launch, entry: manifest.KernelEntry, plan: MemoryPlan) -> 
     return variants
 
 
+def _uses_workspace(program: BoundProgram) -> bool:
+    """Whether launches leave something in buffers of the workspace for each other. The load program does not: where
+    they will lie, it keeps rows that arrive before its steps begin."""
+    names = {name for launch in program.program.launches for _, name in launch.operands}
+    return any(program.buffers[name].kind == "workspace" for name in names if name in program.buffers)
+
+
 class CoreBackend(Backend):
     """A backend of the C++ core."""
 
@@ -165,7 +172,7 @@ class CoreBackend(Backend):
             )
         handle: int = self._core.load(launches)
         self._programs[handle] = program
-        if os.environ.get("ATLAS_POISON") == "1":
+        if os.environ.get("ATLAS_POISON") == "1" and _uses_workspace(program):
             begin, end = program.plan.regions["workspace"]
             self._poisoned = begin, end - begin
         return handle

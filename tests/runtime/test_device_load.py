@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,13 @@ import numpy as np
 import pytest
 
 from atlas.models.family import WeightSource
-from atlas.runtime import load_program, loader
+from atlas.runtime import core, load_program, loader
 from atlas.runtime.program import Buffer
+from atlas.runtime.runner import Runner, RunnerOptions
 from atlas.targets.status import closure
+from atlas.weights import open_checkpoint
 from atlas.weights.layouts import LAYOUTS
+from tests import tiny_model
 
 
 class Tensors:
@@ -75,6 +79,15 @@ def test_what_the_device_does_not_make_is_packed_by_the_host() -> None:
     assert not run.raw(checkpoint, known, 95), "more rows than a step has"  # type: ignore[arg-type]
     for layout, names in (("tiles", ["b"]), ("row_major", ["a"]), ("tiles_paired", ["a", "a"])):
         assert not any(run.raw(checkpoint, known, 8192) for run in runs_of(checkpoint, layout, 64, names))  # type: ignore[arg-type]
+
+
+def test_a_poisoned_workspace_leaves_arriving_rows_alone(tmp_path: Path) -> None:
+    """They lie in the workspace while the load program's steps begin."""
+    with open_checkpoint(tiny_model.write(tmp_path)) as checkpoint:
+        forward = Runner.load(checkpoint, RunnerOptions(backend="reference", quant="f32"))._bound
+    assert core._uses_workspace(forward)
+    begin, _ = forward.plan.regions["workspace"]
+    assert not core._uses_workspace(load_program.bind(forward, [load_program.Rows("bf16", 64, 0)], [begin]))
 
 
 def test_the_build_compiles_what_loading_runs() -> None:
