@@ -42,7 +42,8 @@ class Engine:
         limits = runner.limits
         self.runner = runner
         self.pool = BlockPool(limits.n_blocks)
-        max_seqs = min(limits.n_seqs, limits.n_logits)
+        # Each running sequence has a row in every decode step: none waits for those before it to end.
+        max_seqs = min(limits.n_seqs, limits.n_logits, runner.decode_rows or limits.n_seqs)
         self.scheduler = Scheduler(
             self.pool,
             limits.n_rows,

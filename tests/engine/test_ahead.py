@@ -206,3 +206,16 @@ def test_a_block_is_filled_again_only_when_its_step_is_done(
     engine.add("b", list(range(90)), SamplingParams(max_tokens=6))
     finish(engine)
     assert not pending and next(tickets) > 10
+
+
+def test_who_has_a_token_gets_the_next_while_others_run(model: Path) -> None:
+    """However few rows a decode step has: a request waits in the queue, and not with KV blocks in its hands."""
+    engine = make(model, 0, 2)
+    for name in "abcd":
+        engine.add(name, [1, 2, 3], SamplingParams(max_tokens=12, temperature=0.0))
+    at: dict[str, list[int]] = {}
+    for step in range(300):
+        for output in engine.step() if engine.busy else []:
+            at.setdefault(output.request_id, []).append(step)
+    assert [len(steps) for steps in at.values()] == [12] * 4
+    assert max(np.diff(steps).max() for steps in at.values()) <= 2
