@@ -299,6 +299,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--no-timing", action="store_true")
+    parser.add_argument("--no-start", action="store_true", help="leave out the start of a process")
     parser.add_argument("--no-kernels", action="store_true", help="leave out the times by kernel")
     given = parser.parse_args()
     for path in given.packs.glob("*.atlaspack") if given.packs else ():
@@ -326,8 +327,9 @@ def main() -> int:
                     print(model, quant, case["check"], flush=True)
                     passed = passed and case["check"]["passed"]
                 if not given.no_timing:
-                    case["start"] = first_token(model, whole, quant)
-                    print(model, quant, "start", case["start"], flush=True)
+                    if not given.no_start:
+                        case["start"] = first_token(model, whole, quant)
+                        print(model, quant, "start", case["start"], flush=True)
                     case |= timings(model, whole, quant, not given.no_kernels)
             except Exception as error:  # one case's failure must not hide the others' figures
                 case["error"] = f"{type(error).__name__}: {error}"
