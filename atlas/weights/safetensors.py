@@ -112,8 +112,7 @@ class SafetensorsCheckpoint(Checkpoint):
         begin, end = self.span(name, rows)
         if name in self._quantized:
             return self._quantized[name].read(self._stored, begin, end).dequantize()
-        array = self._stored(name)
-        return array if rows is None else array[begin:end]
+        return self._stored(name, None if rows is None else slice(begin, end))
 
     def read_quantized(self, name: str, rows: slice | None = None) -> QuantizedArray:
         info = self.info(name)
@@ -123,12 +122,13 @@ class SafetensorsCheckpoint(Checkpoint):
             )
         return self._quantized[name].read(self._stored, *self.span(name, rows))
 
-    def _stored(self, name: str) -> npt.NDArray[Any]:
-        """A stored tensor by the name it has in its file: a view of the file where its alignment allows."""
+    def _stored(self, name: str, rows: slice | None = None) -> npt.NDArray[Any]:
+        """A stored tensor by the name it has in its file, or some of its rows: a view of the file where its alignment
+        allows."""
         shard = self._shards.get(self._files[name].file)
         if shard is None:
             raise CheckpointError(str(self.path), f"tensor {name} was asked for after close()")
-        return shard.read(name)
+        return shard.read(name, rows)
 
     def digest(self) -> str:
         sha = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
@@ -187,7 +187,7 @@ class _Shard:
             name: entry for name, entry in header.items() if name != "__metadata__"
         }
 
-    def read(self, name: str) -> npt.NDArray[Any]:
+    def read(self, name: str, rows: slice | None) -> npt.NDArray[Any]:
         entry = self.entries[name]
         if entry["dtype"] not in DTYPES:
             raise CheckpointError(
@@ -195,6 +195,8 @@ class _Shard:
             )
         begin, end = (self.data_start + offset for offset in entry["data_offsets"])
         array = self.data[begin:end].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        if rows is not None:
+            array = array[rows]
         # The format lets a tensor begin anywhere; compiled code must not be given an unaligned pointer.
         return array if array.flags.aligned else array.copy()
 

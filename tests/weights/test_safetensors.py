@@ -111,9 +111,13 @@ def test_unaligned_tensor_is_copied_into_place(tmp_path: Path) -> None:
         "byte": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
         "floats": {"dtype": "F32", "shape": [2], "data_offsets": [1, 9]},
     }
-    array = open_checkpoint(raw(tmp_path / "m", header, b"\x07" + struct.pack("<2f", 1.5, -3.0))).read("floats")
+    checkpoint = open_checkpoint(raw(tmp_path / "m", header, b"\x07" + struct.pack("<2f", 1.5, -3.0)))
+    array = checkpoint.read("floats")
     assert array.flags.aligned
     assert array.tolist() == [1.5, -3.0]
+    part = checkpoint.read("floats", slice(1, 2))
+    assert part.flags.aligned and part.tolist() == [-3.0]
+    assert part.base is None, "a run of rows copies no others"
 
 
 def test_header_order_and_padding_do_not_matter(tmp_path: Path) -> None:
