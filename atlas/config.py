@@ -78,8 +78,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     quant: Annotated[
         str | None,
         Meta(
-            description="int4, int8, bf16 or f32; unset: bf16 on a GPU, on a CPU what keeps most of the checkpoint "
-            "as it is stored"
+            description="f32, bf16, int8 or int4 on a CPU, bf16, fp8, nvfp4 or int4 on a GPU that has kernels for it; "
+            "unset: bf16 on a GPU, on a CPU what keeps most of the checkpoint as it is stored"
         ),
     ] = None
     kv_dtype: Annotated[

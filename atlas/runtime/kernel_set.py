@@ -27,6 +27,9 @@ BACKENDS = ("auto", "cpu", "cuda", "reference")
 
 USABLE = "usable"
 
+NO_GPU_FIX = "run it where the NVIDIA driver shows a GPU"
+"""Other kernels would not help."""
+
 Device = dict[str, Any]
 """A GPU as the core lists it."""
 
@@ -113,8 +116,9 @@ def choose(
         if source.asked_for:
             asked += [_judge(source, s, shape.hash(), wanted, devices, no_device) for s in source.manifest.sets]
     if asked:
+        advice = fix if devices else NO_GPU_FIX
         raise DeviceError(
-            "kernel_pack", "; ".join(map(str, asked)), f"{_what(devices, no_device)}, {_need(shape, wanted)}", fix
+            "kernel_pack", "; ".join(map(str, asked)), f"{_what(devices, no_device)}, {_need(shape, wanted)}", advice
         )
     for candidate in near:
         _log.warning("not used: %s", candidate)
@@ -124,8 +128,12 @@ def choose(
         reason += "".join(f"; refused: {candidate}" for candidate in near)
     if backend == "cuda":
         names = ", ".join(f"{s.name} (shape {s.shape_hash})" for s in have if s.kind == "cuda") or "none"
-        advice = "reinstall with ATLAS_TARGET_HW, ATLAS_TARGET_MODEL and ATLAS_TARGET_QUANT set, or use --backend cpu"
-        advice = f"{fix}; or {advice}" if fix and devices else advice
+        if devices:
+            advice = "reinstall with ATLAS_TARGET_HW, ATLAS_TARGET_MODEL and ATLAS_TARGET_QUANT set"
+            advice = f"{fix}; or {advice}" if fix else advice
+        else:
+            advice = NO_GPU_FIX
+        advice += ", or use --backend cpu"
         raise DeviceError("backend cuda", reason, f"the CUDA kernel sets here: {names}", advice)
     if devices and fix:
         reason += f"; {fix}"
@@ -133,8 +141,11 @@ def choose(
         for kernel_set in have:
             if kernel_set.kind == "cpu" and kernel_set.quant == wanted:
                 return Choice("cpu", wanted, kernel_set, -1, "asked for" if backend == "cpu" else reason, EMBEDDED)
-    names = ", ".join(s.name for s in have) or "none: the extension is not built"
-    raise DeviceError(f"backend {backend}", f"no kernel set for quant {wanted}", names)
+    names = ", ".join(s.name for s in have if s.kind == "cpu") or "none: the extension is not built"
+    found = f"no kernel set for quant {wanted}"
+    if backend == "auto":
+        found += f" on the CPU, and {reason}"
+    raise DeviceError(f"backend {backend}", found, names)
 
 
 def candidates(

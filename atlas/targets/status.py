@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +79,23 @@ def summary(states: Mapping[Target, Status]) -> str:
         elif key == "family":
             text = f"no family in atlas/models records {', '.join(names['model'])}"
         else:
-            verb = "has" if len(names["hardware"]) == 1 else "have"
-            text = f"{', '.join(names['hardware'])} {verb} no {', '.join(names['quant'])} kernels"
+            text = ", ".join(_absent_quants(reasons))
         parts.append(f"{text} ({len(reasons)})" if len(groups) > 1 else text)
     return "; ".join(parts)
+
+
+def _absent_quants(targets: Iterable[Target]) -> list[str]:
+    """`cpu has no fp8 kernels` for each group of hardware that lacks the same quants."""
+    lacks: dict[str, dict[str, None]] = {}
+    for target in targets:
+        lacks.setdefault(target.hardware.name, {})[target.quant] = None
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for hardware, quants in lacks.items():
+        alike.setdefault(tuple(quants), []).append(hardware)
+    return [
+        f"{', '.join(hardware)} {'has' if len(hardware) == 1 else 'have'} no {', '.join(quants)} kernels"
+        for quants, hardware in alike.items()
+    ]
 
 
 _PARTS: dict[str, Callable[[Target], str]] = {

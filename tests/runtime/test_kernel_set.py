@@ -61,7 +61,9 @@ def test_without_a_gpu_auto_is_cpu_and_says_why() -> None:
 @pytest.mark.parametrize(
     ("backend", "quant", "devices", "message"),
     [
-        ("cuda", None, [], "no GPU: "),
+        ("cuda", None, [], "no GPU: ; accepted: the CUDA kernel sets here: h200/smollm2-135m/bf16"),
+        ("cuda", None, [], "run it where the NVIDIA driver shows a GPU, or use --backend cpu"),
+        ("auto", "fp8", [], "no kernel set for quant fp8 on the CPU, and no GPU: ; accepted: cpu/*/f32, cpu/*/bf16"),
         ("cuda", None, [L40S], "no kernel set for NVIDIA L40S (compute capability 8.9)"),
         ("cuda", "f32", [H200], "quant f32; accepted: the CUDA kernel sets here: h200/smollm2-135m/bf16"),
         ("cpu", "fp8", [], "no kernel set for quant fp8; accepted: cpu/*/f32, cpu/*/bf16"),
