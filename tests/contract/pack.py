@@ -99,9 +99,9 @@ def build(hw: str, arch: str | None, out: Path, jobs: int, ops: Sequence[str] = 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--hw", required=True)
+    parser.add_argument("--hw", required=True, help="hardware directory of the kernel tree, e.g. h200")
     parser.add_argument("--arch", help="ptxas target instead of the hardware's own")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="folder for pytest's --pack")
     parser.add_argument("--ops", default="", help="comma list of ops; default: all")
     arguments = parser.parse_args()
     ops = [op for op in arguments.ops.split(",") if op]

@@ -35,6 +35,9 @@ def test_the_list_has_the_status_of_every_target(tree: Path) -> None:
     assert len(document["targets"]) == 54
     assert {"name": "card/small/bf16", "status": "ready"} in document["targets"]
     later = next(model for model in document["models"] if model["name"] == "later")
+    small = next(model for model in document["models"] if model["name"] == "small")
+    alike = "card, other have no f32, fp8, nvfp4, int4, int8 kernels"
+    assert small["lacks"] == f"{alike}, cpu has no fp8, nvfp4 kernels"  # not that nobody has what one lacks
     assert later["ready"] == [] and later["lacks"] == "no family in atlas/models records LaterForCausalLM"
     assert {h["name"]: h["abstract"] for h in document["hardware"]} == {
         "base": True,
