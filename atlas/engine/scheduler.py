@@ -88,7 +88,7 @@ class Scheduler:
     ) -> None:
         self.pool, self.max_rows, self.max_seqs, self.max_logits = pool, max_rows, max_seqs, max_logits
         self._rope_set, self._max_context, self._decode_rows = rope_set, max_context, decode_rows
-        self._prefilled_last = False
+        self._prefilled_last = self._behind_first = False
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
@@ -145,6 +145,10 @@ class Scheduler:
         for phase in phases:
             if phase == PHASE_DECODE:
                 step = _Budget(self._decode_rows, self.max_logits)
+                # Who computes tokens again could fill many steps, or be left one row of each: it takes turns with
+                # those that are at their last token.
+                self._behind_first = not self._behind_first
+                decoding.sort(key=lambda s: s.last_token_on_device, reverse=not self._behind_first)
                 # Preempted by a phase that came to nothing: no longer running.
                 self._continue([s for s in decoding if s.slot >= 0], step, drained)
             else:

@@ -219,3 +219,21 @@ def test_who_has_a_token_gets_the_next_while_others_run(model: Path) -> None:
             at.setdefault(output.request_id, []).append(step)
     assert [len(steps) for steps in at.values()] == [12] * 4
     assert max(np.diff(steps).max() for steps in at.values()) <= 2
+
+
+@pytest.mark.parametrize("again", ["a", "d"], ids=["first", "last"])
+def test_who_computes_its_text_again_takes_turns_with_the_others(model: Path, again: str) -> None:
+    """Whether it is before them, its RoPE turned, or behind, preempted: it does not keep them waiting, nor they it."""
+    engine = make(model, 0, 4, max_seqs=4)
+    for name in "abcd":
+        engine.add(name, [1, 2, 3], SamplingParams(max_tokens=90, temperature=0.0))
+    at: dict[str, list[int]] = {}
+    for step in range(100):
+        if step == 45:
+            sequence = engine._sequences[again]
+            sequence.restart() if again == "a" else engine.scheduler._preempt(sequence)
+        for output in engine.step():
+            at.setdefault(output.request_id, []).append(step)
+    gaps = {name: np.diff(steps).max() for name, steps in at.items()}
+    assert 10 <= gaps.pop(again) <= 25
+    assert max(gaps.values()) <= 3
