@@ -122,7 +122,10 @@ struct W4Operands {
   template <class F = Format>  // compiled only where rows have a scale
   __device__ static float factor(const unsigned char* weight, int row) {
     const unsigned char* at = weight + static_cast<size_t>(row) * kStride + kStride - 4;
-    return F::factor(*reinterpret_cast<const float*>(at));
+    if constexpr (kStride % 4 == 0) return F::factor(*reinterpret_cast<const float*>(at));
+    // Rows of an odd number of groups are not aligned.
+    const unsigned bits = at[0] | at[1] << 8 | at[2] << 16 | static_cast<unsigned>(at[3]) << 24;
+    return F::factor(__uint_as_float(bits));
   }
 
  private:
