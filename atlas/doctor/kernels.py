@@ -61,7 +61,11 @@ def _unserved(devices: Sequence[Mapping[str, Any]], has_others: bool) -> Result:
     found = f"no kernels for {device['name']} (compute capability {capability[0]}.{capability[1]})"
     if not name:
         return Result("kernel sets", "note", f"{found}: no hardware directory fits it, so the CPU serves")
-    remedy = f"ATLAS_TARGET_HW={name} pip install --no-cache-dir --force-reinstall --no-deps ."
+    remedy = (
+        f"ATLAS_TARGET_HW={name} ATLAS_TARGET_MODEL=NAME ATLAS_TARGET_QUANT=bf16 pip install --no-cache-dir "
+        "--force-reinstall --no-deps . (NAME: one of `python build_targets.py --list`), or "
+        f"python -m atlas.build MODEL --hw {name} --quant bf16"
+    )
     return Result("kernel sets", "problem" if has_others else "note", found, remedy)
 
 

@@ -38,7 +38,7 @@ def test_kernels_for_another_gpu_are_a_problem(monkeypatch: pytest.MonkeyPatch) 
     other = Manifest((cuda_set("sm_121a", (12, 1)),), (), "test")
     monkeypatch.setattr(core, "embedded", lambda: (other, []))
     results = kernels.kernel_sets(context(devices=([H200], "")))
-    assert problem(results).remedy.startswith("ATLAS_TARGET_HW=h200 pip install")
+    assert problem(results).remedy.startswith("ATLAS_TARGET_HW=h200 ATLAS_TARGET_MODEL=NAME ")
     assert "12.1" in results[0].found
     l40s = {**H200, "name": "NVIDIA X", "compute_capability": (5, 2)}
     results = kernels.kernel_sets(context(devices=([l40s], "")))

@@ -77,7 +77,7 @@ def test_a_gpu_is_described_and_what_would_serve_it(fake_driver: Path) -> None:
     assert "0: Fake GPU 0, compute capability 9.0, 132 multiprocessors, 8.59 GB, driver CUDA 12.8" in output
     if "h200/" not in output:
         assert status == 0 and "no kernels for Fake GPU 0 (compute capability 9.0)" in output
-        assert "-> ATLAS_TARGET_HW=h200 pip install" in output
+        assert "-> ATLAS_TARGET_HW=h200 ATLAS_TARGET_MODEL=NAME " in output
 
 
 def test_cuda_kernels_without_a_gpu_are_a_problem() -> None:
