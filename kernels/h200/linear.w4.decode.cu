@@ -2,7 +2,7 @@
 [launch]
 grid = ["multiprocessors", 1, 1]
 block = "288 + max_rows // 256 * 96"
-shared = "(132 + min(1, max_rows // 64) * 84) * 1024"
+shared = "(130 + min(1, max_rows // 64) * 86) * 1024"
 pdl = true
 [rows]
 up_to = [8, 16, 32, 64, 128, 256]
