@@ -29,10 +29,11 @@ A file is called `<op>.cu` if it serves both phases of a step, `<op>.prefill.cu`
     */
 
 A grid axis is an integer expression over constants and knobs, or has exactly one run-time dim, as
-`dim`, `ceil_div(dim, E)` or a product of one of these with an integer expression. Expressions know the
-op's constants, the knobs, `max_rows` of the variant (0: any number), `multiprocessors`, `shared_memory_per_block`,
-`cluster_blocks` and `compute_capability` (10 times the major number and the minor) of the hardware, and
-`size_<operand>`, bytes of an operand's element (0 of a block format).
+`dim`, `ceil_div(dim, E)` or a product of one of these with an integer expression. Expressions have + - * // %,
+`ceil_div`, `min` and `max` (atlas/targets/expression.py). They know the op's constants, the knobs, `max_rows` of the
+variant (0: any number), `multiprocessors`, `shared_memory_per_block`, `cluster_blocks` and `compute_capability`
+(10 times the major number and the minor) of the hardware, and `size_<operand>`, bytes of an operand's element (0 of a
+block format).
 
 A layout is one of LAYOUT_NAMES (atlas/weights/layouts.py), or a name to which HARDWARE.toml gives one, or a table of
 these by dtype: `{ bf16 = "tiles", other = "row_major" }`. All kernels that touch a buffer must agree.

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from atlas.build import kernel_file
 from atlas.build.kernel_file import Axis, Geometry, cpu_signatures, declaration
 from atlas.errors import BuildError
 
@@ -14,6 +15,21 @@ def write(folder: Path, body: str, name: str = "linear.cu") -> Path:
     path = folder / name
     path.write_text(f"/* atlas\n{body}*/\n")
     return path
+
+
+def test_the_table_of_keys_is_what_is_accepted() -> None:
+    """Authors of kernels read the table at the top of the module; what they may write is `_TABLES`."""
+    told: dict[str, list[str]] = {}
+    for line in (kernel_file.__doc__ or "").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| ") and cells[0] not in ("table", "---"):
+            told.setdefault(cells[0], []).extend(cells[1].split(", "))
+    # Keys of "knobs.choices" and names in capitals are the author's own.
+    assert {table: sorted(keys) for table, keys in told.items() if keys[0].islower() and table != "knobs"} == {
+        table: sorted(keys) for table, keys in kernel_file._TABLES.items() if keys is not None
+    }
+    assert told["knobs"] == ["NAME", "legal"] and told["knobs.choices"] == ["NAME"]
+    assert {table for table, keys in kernel_file._TABLES.items() if keys is None} <= set(told)
 
 
 def test_geometry_is_evaluated_with_constants_and_knobs(tmp_path: Path) -> None:
