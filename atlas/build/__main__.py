@@ -71,7 +71,10 @@ def build(arguments: argparse.Namespace) -> None:
         output = folder / pack.cache_name(kernel_set.hardware, kernel_set.shape_hash, kernel_set.quant)
     if output is not None:
         pack.write(output, data)
-        use = "the server finds it there" if cached else f"python -m atlas.serve MODEL --kernel-pack {output}"
+        # A GPU serves bf16 when no quant is asked for (atlas/runtime/kernel_set.py).
+        quant = "" if kernel_set.quant == "bf16" else f" --quant {kernel_set.quant}"
+        use = f"python -m atlas.serve MODEL{quant}"
+        use = f"the server finds it there: {use}" if cached else f"{use} --kernel-pack {output}"
         print(f"atlas: wrote {output} ({len(data)} bytes, {kernel_set.arch}): {use}")
     if arguments.wheel is not None:
         path = wheel.write(arguments.wheel, data, kernel_set)

@@ -114,7 +114,7 @@ def choose(
             if choice:
                 return choice
         if source.asked_for:
-            asked += [_judge(source, s, shape.hash(), wanted, devices, no_device) for s in source.manifest.sets]
+            asked += [_judge(source, s, shape.hash(), quant, devices, no_device) for s in source.manifest.sets]
     if asked:
         advice = fix if devices else NO_GPU_FIX
         raise DeviceError(
@@ -215,6 +215,8 @@ def _judge(
     verdict = USABLE
     if kernel_set.quant != wanted and (quant or shape_hash):
         verdict = f"is for quant {kernel_set.quant}, not {wanted}"
+        if quant is None and kernel_set.kind == "cuda":
+            verdict += f", which a GPU takes unless --quant {kernel_set.quant} is given"
     elif kernel_set.kind == "cuda":
         if shape_hash is not None and kernel_set.shape_hash != shape_hash:
             verdict = f"is compiled for shape {kernel_set.shape_hash}, not {shape_hash}"

@@ -136,7 +136,18 @@ def test_the_default_output_is_the_private_cache(
     path = tmp_path / "cache" / "atlas" / "packs" / f"h200-0123456789abcdef-bf16-{pack.CORE_ABI}.atlaspack"
     assert path.read_bytes() == packed() and path.parent.stat().st_mode & 0o777 == 0o700
     assert [target.name for target in compiled] == ["h200/smollm2-135m/bf16"]
-    assert f"atlas: wrote {path} ({len(packed())} bytes, sm_90a): the server finds it there" in capsys.readouterr().out
+    assert (
+        f"atlas: wrote {path} ({len(packed())} bytes, sm_90a): the server finds it there: " in capsys.readouterr().out
+    )
+
+
+def test_the_command_that_serves_a_pack_asks_for_its_quant(
+    compiled: list[Target], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without it a GPU would serve bf16 and refuse the pack."""
+    for output in ([], ["-o", str(tmp_path / "x.atlaspack")]):
+        assert command.main(["smollm2-135m", "--hw", "h200", "--quant", "nvfp4", *output]) == 0
+        assert "python -m atlas.serve MODEL --quant nvfp4" in capsys.readouterr().out
 
 
 def test_an_output_of_ones_own_and_a_wheel(

@@ -133,7 +133,8 @@ def test_a_pack_that_was_asked_for_is_never_replaced() -> None:
     with pytest.raises(DeviceError) as caught:
         choose("auto", None, SHAPE, [*asked, *build(cuda_set())], [H200], fix=FIX)
     assert str(caught.value) == (
-        "kernel_pack: --kernel-pack a h200/test-model/bf16: is for quant fp8, not bf16; "
+        "kernel_pack: --kernel-pack a h200/test-model/bf16: is for quant fp8, not bf16, "
+        "which a GPU takes unless --quant fp8 is given; "
         f"--kernel-pack b h200/test-model/bf16: is compiled for shape ffffffffffffffff, not {SHAPE.hash()}; "
         f"accepted: NVIDIA H200 (compute capability 9.0), shape {SHAPE.hash()}, quant bf16; {FIX}"
     ).replace("a h200/test-model/bf16", "a h200/test-model/fp8")
