@@ -165,9 +165,8 @@ def _load_on_device(
     largest = max((run.raw_bytes for run in raw), default=0)
     device = None
     if raw and DeviceLoad.fits(bound, largest):
-        for start, nbytes in {run.start: bound.plan.sizes[run.buffer.name] for run in raw}.items():
-            if nbytes and any(run.padded for run in raw if run.start == start):
-                backend.fill(start, 0, nbytes)  # rows that nobody writes are zeros
+        for start, name in {run.start: run.buffer.name for run in raw if run.padded}.items():
+            backend.fill(start, 0, bound.plan.sizes[name])  # rows that nobody writes are zeros
         rows = [load_program.Rows(run.buffer.dtype, run.columns, run.offset) for run in raw]
         device = DeviceLoad(backend, bound, rows, largest)
     by_device = {id(run) for run in raw} if device else set()
@@ -239,7 +238,7 @@ class _Run:
     @property
     def most_bytes(self) -> int:
         """What it takes at most."""
-        return self._nbytes(sum(span.stop - span.start for span in self.spans))
+        return self._nbytes(self.rows)
 
     @property
     def rows(self) -> int:
@@ -279,17 +278,13 @@ class _Run:
 
     def copy(self, checkpoint: Checkpoint, target: Array) -> None:
         """The rows as the checkpoint has them, in the order in which they are stored, into [rows, columns]."""
-        halves = target.reshape(-1, len(self.spans), PAIRED if self.layout.paired else len(target), self.columns)
         for half, span in enumerate(self.spans):
             parts = [checkpoint.read(tensor, rows) for tensor, rows in _parts(self.buffer, self.source, span)]
-            part = np.concatenate(parts) if self.layout.paired and len(parts) > 1 else parts[0]
             if self.layout.paired:
-                halves[:, half] = part.reshape(-1, PAIRED, self.columns)
-                continue
-            row = 0
-            for part in parts:
-                target[row : row + len(part)] = part
-                row += len(part)
+                part = parts[0] if len(parts) == 1 else np.concatenate(parts)
+                target.reshape(-1, 2, PAIRED, self.columns)[:, half] = part.reshape(-1, PAIRED, self.columns)
+            else:
+                np.concatenate(parts, out=target)
 
     def pack(self, checkpoint: Checkpoint) -> Array:
         """The run's bytes as they are stored."""

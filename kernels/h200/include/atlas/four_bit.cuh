@@ -17,41 +17,15 @@
 // tile takes a thread about 60 (nvfp4, i4g32b) to 105 (i4g32m).
 #pragma once
 
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "atlas/mbarrier.cuh"
+#include "atlas/packed_bf16.cuh"
 
 namespace atlas {
 
 constexpr int kCodeBytes = 128 * 64 / 2;
 
-__device__ inline unsigned bf16x2_add(unsigned a, unsigned b) {
-  unsigned d;
-  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-__device__ inline unsigned bf16x2_mul(unsigned a, unsigned b) {
-  unsigned d;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-__device__ inline unsigned bf16x2_fma(unsigned a, unsigned b, unsigned c) {
-  unsigned d;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
-__device__ inline unsigned bf16x2_pack(float low, float high) {
-  unsigned d;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-  return d;
-}
-// (word & mask) | bits in one instruction: of two constants in C the compiler makes two.
-__device__ inline unsigned and_or(unsigned word, unsigned mask, unsigned bits) {
-  unsigned d;
-  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(word), "r"(mask), "r"(bits));
-  return d;
-}
 __device__ inline unsigned rotate_right(unsigned word, int bits) {
   return __funnelshift_r(word, word, bits);
 }
