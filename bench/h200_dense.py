@@ -11,7 +11,8 @@ For each model and quant: a checkpoint with random weights in memory (/dev/shm),
 4. seconds of a decode step by kernel, and how much of the read ceiling each reaches.
 
 Needs an installed Atlas with the targets, and PyTorch. Figures stand beside the peer's (vLLM 0.23 on the same kind of
-machine) and the bandwidth limit. Exits 1 when a check fails, also when all figures are good.
+machine) and the bandwidth limit, which follows from a step's bytes for models without a peer. Exits 1 when a check
+fails, also when all figures are good.
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ import numpy as np
 
 from atlas.engine.engine import Engine
 from atlas.engine.messages import SamplingParams
+from atlas.models import family_of, fusion
 from atlas.runtime.runner import Runner, RunnerOptions
 from atlas.runtime.step import PHASE_DECODE
+from atlas.targets.quant import recipe
+from atlas.targets.shape import Shard
 from atlas.weights import open_checkpoint
 from bench import random_checkpoint
+from bench.predict_decode import kv_bytes, weight_bytes
 
 READ_CEILING = 4.65e12
 """Bytes per second that plain reads reach on this card."""
@@ -74,6 +79,14 @@ for _quant in ("nvfp4", "int4"):
     }
 """Columns: tokens/s at C = 1, 8, 32, 128, then prefill tokens/s of 1 x 8,192 and 16 x 2,048."""
 
+SHARES: dict[tuple[str, str], dict[str, float]] = {
+    ("qwen3-8b", "bf16"): {"must": 0.82},
+    ("qwen3-8b", "fp8"): {"must": 0.68},
+    ("qwen3-0.6b", "bf16"): {"must": 0.45, "goal": 0.60},
+}
+"""Models without a peer's figures: shares of the bandwidth limit at C = 1. At the other C the must is llama-3-8b's
+share of its limit, in the same quant."""
+
 
 def facts(model: str) -> dict[str, Any]:
     import atlas
@@ -82,6 +95,22 @@ def facts(model: str) -> dict[str, Any]:
     path = next(p for root in roots if (p := root / "kernels" / "models" / f"{model}.json").exists())
     found: dict[str, Any] = json.loads(path.read_text())
     return found
+
+
+def expected(model: str, quant: str) -> dict[str, tuple[float, ...]]:
+    """PEER's rows of the model; of one in SHARES the limit by the bytes of a step, and what follows from it."""
+    shares = SHARES.get((model, quant))
+    if shares is None:
+        return PEER.get((model, quant), {})
+    config = facts(model)
+    family = family_of(config)
+    programs = fusion.record(family, family.configure(config, Shard()), recipe(quant, "cuda"), "cuda")
+    weights, kv = weight_bytes(programs), kv_bytes(programs, IN + OUT // 2)
+    limit = tuple(round(count * READ_CEILING / (weights + count * kv), 1) for count in CONCURRENCY)
+    first = {name: round(share * limit[0], 1) for name, share in shares.items()}
+    llama = PEER["llama-3-8b", quant]
+    others = (round(a / b * c, 1) for a, b, c in zip(llama["must"][1:4], llama["limit"][1:], limit[1:], strict=True))
+    return {"limit": limit, **{name: (value,) for name, value in first.items()}, "must": (first["must"], *others)}
 
 
 PACKS: dict[tuple[str, str], str] = {}
@@ -262,7 +291,7 @@ def timings(model: str, folder: Path, quant: str, kernels: bool = True) -> dict[
     def prompts(count: int, length: int) -> list[list[int]]:
         return [rng.integers(0, vocab, length).tolist() for _ in range(count)]
 
-    expected = PEER.get((model, quant), {})
+    known = expected(model, quant)
     generate(engine, prompts(2, IN), 8)
     for column, count in enumerate(CONCURRENCY):
         tokens, seconds, times = generate(engine, prompts(count, IN), OUT)
@@ -272,7 +301,7 @@ def timings(model: str, folder: Path, quant: str, kernels: bool = True) -> dict[
             "step_ms": round(float(statistics.median(np.diff(times[len(times) // 4 :]))) * 1e3, 4),
             "first_token_ms": round(times[0] * 1e3, 2),
             "replay_ms": replay_ms(runner, count),
-            **{name: row[column] for name, row in expected.items()},
+            **{name: row[column] for name, row in known.items() if len(row) > column},
         }
         print(model, quant, f"C={count}", result["decode"][count], flush=True)
     for column, (count, length) in enumerate(PREFILLS, len(CONCURRENCY)):
@@ -280,7 +309,7 @@ def timings(model: str, folder: Path, quant: str, kernels: bool = True) -> dict[
         result["prefill"][f"{count}x{length}"] = {
             "tokens_per_second": round(count * length / best),
             "ms": round(best * 1e3, 1),
-            **{name: row[column] for name, row in expected.items() if len(row) > column},
+            **{name: row[column] for name, row in known.items() if len(row) > column},
         }
         print(model, quant, f"prefill {count}x{length}", result["prefill"][f"{count}x{length}"], flush=True)
     for count in CONCURRENCY if kernels else ():
