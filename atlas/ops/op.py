@@ -19,7 +19,7 @@ are written in place; what is assigned is rounded to the element type or format.
 FLOAT = ("f32", "bf16")
 ACTIVATIONS = (*FLOAT, "f8g128")
 """What a matrix product reads; f8g128: E4M3 codes with a scale per row and 128 columns (atlas/targets/formats.py)."""
-WEIGHTS = (*ACTIVATIONS, "nvfp4", "i4g32b", *INTEGER_FORMATS)
+WEIGHTS = (*ACTIVATIONS, "f8", "nvfp4", "i4g32b", *INTEGER_FORMATS)
 """What a matrix product multiplies with."""
 
 

@@ -9,7 +9,7 @@ from atlas.ops.op import EXACT, FLOAT, Arrays, Constants, Op, Operand
 
 
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
-    """out[r] = x[r] in format f8g128, whose rounding atlas/weights/activations.py defines bit for bit."""
+    """out[r] = x[r] in format f8g128, whose rounding atlas/weights/e4m3.py defines bit for bit."""
     rows = dims["rows"]
     arrays["out"][:rows] = arrays["x"][:rows].astype(np.float32)
 

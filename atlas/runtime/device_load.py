@@ -23,19 +23,20 @@ class DeviceLoad:
         self, backend: Backend, bound: BoundProgram, runs: Sequence[load_program.Rows], slot_bytes: int
     ) -> None:
         """slot_bytes: of the largest run. The workspace must have room for a slot: see `fits`."""
-        begin, end = bound.plan.regions["workspace"]
-        stride = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
+        self._faults, end = bound.plan.regions["workspace"]
+        begin, stride = self._faults + _aligned(4 * len(runs)), _aligned(slot_bytes)
         self._slots = [begin + i * stride for i in range(min(SLOTS, (end - begin) // stride, len(runs)))]
         self._backend, self._runs, self._next = backend, runs, 0
-        self._handle = backend.load(load_program.bind(bound, runs, self._slots))
+        backend.fill(self._faults, 0, 4 * len(runs))
+        self._handle = backend.load(load_program.bind(bound, runs, self._slots, self._faults))
         self._header = bound.plan.offsets["step.header"]
         self._headers: dict[int, memoryview] = {}
 
     @staticmethod
-    def fits(bound: BoundProgram, slot_bytes: int) -> bool:
-        """Whether the workspace holds a slot."""
+    def fits(bound: BoundProgram, runs: int, slot_bytes: int) -> bool:
+        """Whether the workspace holds a slot, and a word a run."""
         begin, end = bound.plan.regions["workspace"]
-        return end - begin >= slot_bytes + ALIGNMENT
+        return end - begin >= _aligned(4 * runs) + _aligned(slot_bytes)
 
     def send(self, uploads: Uploads, slot: Slot) -> None:
         """Copy the next run's rows and start its launch."""
@@ -49,6 +50,13 @@ class DeviceLoad:
         self._backend.begin_step(self._header, self._step(rows), 4 * HEADER_WORDS)
         self._backend.run(self._handle, index, index + 1)
 
+    def faulty(self) -> Sequence[int]:
+        """Runs with a value that is not finite, of those whose format must not have one. Waits for all runs."""
+        words = np.empty(len(self._runs), np.int32)
+        self._backend.synchronize()
+        self._backend.read(self._faults, words)
+        return [int(i) for i in np.flatnonzero(words)]
+
     def _step(self, rows: int) -> memoryview:
         """A step header that says so many rows; one for each number, never written again."""
         if rows not in self._headers:
@@ -58,3 +66,7 @@ class DeviceLoad:
             words[0], words[1 + SYMBOLS.index("n_rows")] = STEP_VERSION, rows
             self._headers[rows] = memory
         return self._headers[rows]
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -23,9 +23,15 @@ SOURCE = "bf16"
 """What checkpoints hold; other floats are converted by the host."""
 
 
+def watched(dtype: str) -> bool:
+    """Whether rows made `dtype` must be finite: a scale is no place for what is not."""
+    return dtype == "f8"
+
+
 def key(dtype: str, k: int) -> KernelKey:
     """The kernel that makes `dtype` of rows of k elements."""
-    return KernelKey("load_rows", (("x", SOURCE), ("out", dtype)), (("k", k),))
+    fault = (("fault", "i32"),) if watched(dtype) else ()
+    return KernelKey("load_rows", (("x", SOURCE), ("out", dtype), *fault), (("k", k),))
 
 
 def keys(programs: StepPrograms) -> list[KernelKey]:
@@ -43,13 +49,17 @@ class Rows:
     out: int
 
 
-def bind(bound: BoundProgram, runs: Sequence[Rows], slots: Sequence[int]) -> BoundProgram:
-    """A program of one launch a run; run i takes its rows from the arena offset `slots[i % len(slots)]`."""
+def bind(bound: BoundProgram, runs: Sequence[Rows], slots: Sequence[int], faults: int) -> BoundProgram:
+    """A program of one launch a run; run i takes its rows from the arena offset `slots[i % len(slots)]`, and says in
+    word i from the offset `faults` on whether they are not all finite."""
     launches, offsets = [], {f"load.slot.{i}": offset for i, offset in enumerate(slots)}
     for i, run in enumerate(runs):
         offsets[f"load.out.{i}"] = run.out
-        operands = (("x", f"load.slot.{i % len(slots)}"), ("out", f"load.out.{i}"))
-        launches.append(Launch(f"load.{i}", key(run.dtype, run.k), operands, (("rows", "n_rows"),)))
+        operands = [("x", f"load.slot.{i % len(slots)}"), ("out", f"load.out.{i}")]
+        if watched(run.dtype):
+            offsets[f"load.fault.{i}"] = faults + 4 * i
+            operands.append(("fault", f"load.fault.{i}"))
+        launches.append(Launch(f"load.{i}", key(run.dtype, run.k), tuple(operands), (("rows", "n_rows"),)))
     plan: Mapping[str, int] = {**bound.plan.offsets, **offsets}
     return dataclasses.replace(
         bound, program=Program("load", tuple(launches)), plan=dataclasses.replace(bound.plan, offsets=plan)

@@ -27,7 +27,7 @@ from atlas.weights.checkpoint import TensorInfo
 from atlas.weights.fragments import paired_rows
 from atlas.weights.layouts import LAYOUTS, Layout
 from atlas.weights.quantized import QuantizedArray, concatenate
-from atlas.weights.quantizers import quantize_rows
+from atlas.weights.quantizers import quantize_rows, refuse
 
 _log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ def _load_on_device(
     raw = [run for run in runs if run.raw(checkpoint, bound.kernels, bound.limits.n_rows)]
     largest = max((run.raw_bytes for run in raw), default=0)
     device = None
-    if raw and DeviceLoad.fits(bound, largest):
+    if raw and DeviceLoad.fits(bound, len(raw), largest):
         for start, name in {run.start: run.buffer.name for run in raw if run.padded}.items():
             backend.fill(start, 0, bound.plan.sizes[name])  # rows that nobody writes are zeros
         rows = [load_program.Rows(run.buffer.dtype, run.columns, run.offset) for run in raw]
@@ -197,6 +197,8 @@ def _load_on_device(
             send_first()
     uploads.finish()
     backend.synchronize()
+    for index in device.faulty() if device is not None else ():
+        raw[index].refuse(checkpoint)
 
 
 def _packers() -> int:
@@ -286,6 +288,11 @@ class _Run:
             else:
                 np.concatenate(parts, out=target)
 
+    def refuse(self, checkpoint: Checkpoint) -> None:
+        """Raise the error that names a value which is not finite."""
+        for tensor, rows in (part for span in self.spans for part in _parts(self.buffer, self.source, span)):
+            refuse(checkpoint.read(tensor, rows), rows.start, 0, _named(checkpoint.tensors[tensor]))
+
     def pack(self, checkpoint: Checkpoint) -> Array:
         """The run's bytes as they are stored."""
         infos = [checkpoint.tensors[name] for name in self.source.tensors]
@@ -363,4 +370,12 @@ def _quantised(checkpoint: Checkpoint, tensor: str, rows: slice, format: str) ->
         except BuildError as error:  # values that no sound file has, such as a scale that is not finite
             raise CheckpointError(info.file, f"tensor {tensor} has {error.found}, {error.where}") from None
     values = checkpoint.read(tensor, rows).astype(np.float32, copy=False)
-    return quantize_rows(values, format, tensor).to_format(format)
+    try:
+        return quantize_rows(values, format, _named(info)).to_format(format)
+    except CheckpointError:
+        refuse(values, rows.start, 0, _named(info))  # by its row in the tensor, not in this run
+        raise
+
+
+def _named(info: TensorInfo) -> str:
+    return f"{info.name} of {info.file}"

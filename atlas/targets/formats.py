@@ -4,7 +4,7 @@ A matrix [n, k] in a block format stores codes, and per row and group of columns
 offset. Row-major storage keeps each row whole, `[codes | scales | offsets | row scale]`, so that rows can be
 packed and read independently; the last group is stored whole, filled up with zeros. Kernels may ask for another
 layout (atlas/weights/layouts.py). `Format` says what a code means; the NumPy side is atlas/weights/quantized.py, and
-how activations are rounded to f8g128 stands in atlas/weights/activations.py.
+how floats are rounded to E4M3 stands in atlas/weights/e4m3.py.
 Standard library only.
 """
 
@@ -20,6 +20,9 @@ from atlas.targets.quant import DTYPE_BYTES
 GROUP = 32
 """Columns of a group in every integer format: the finest of the checkpoints' groups that divides all others."""
 
+ROW_GRANULE = 128
+"""A row that is one group has its codes filled up to a multiple of this: a step of every product's walk over k."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Format:
@@ -27,7 +30,7 @@ class Format:
 
     bits: of a code; 4-bit codes lie two to a byte, the even column in the low nibble.
     element: what a code is: an integer, or a number of E4M3 or E2M1.
-    group: columns that share a scale.
+    group: columns that share a scale; 0: all of a row.
     signed: integer codes are two's complement; otherwise 0 .. 2^bits - 1.
     bias: what is taken from every code before it is scaled, where no offset is stored.
     scale: dtype of the scales, "f16", "bf16", "f32" or "e4m3".
@@ -48,12 +51,18 @@ class Format:
     row_scale: bool = False
 
     def groups(self, k: int) -> int:
-        return -(-k // self.group)
+        """Groups of a row of k columns."""
+        return -(-k // self.group) if self.group else 1
+
+    def columns(self, k: int) -> int:
+        """Columns that a row of k has codes for: a last group of fewer columns is stored whole."""
+        granule = self.group or ROW_GRANULE
+        return -(-k // granule) * granule
 
     def row_bytes(self, k: int) -> int:
-        """Bytes of one row of k columns, row-major; a last group of fewer columns is stored whole."""
-        per_group = self.group * self.bits // 8 + _SIZES[self.scale] + self.zero + _SIZES.get(self.minimum, 0)
-        return self.groups(k) * per_group + 4 * self.row_scale
+        """Bytes of one row of k columns, row-major."""
+        per_group = _SIZES[self.scale] + self.zero + _SIZES.get(self.minimum, 0)
+        return self.columns(k) * self.bits // 8 + self.groups(k) * per_group + 4 * self.row_scale
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Bytes of a matrix [.., k], row-major."""
@@ -72,7 +81,8 @@ FORMATS = {
         Format("i4g32z", 4, zero=True),  # AWQ, GPTQ
         Format("i4g32m", 4, minimum="f16"),  # GGUF Q4_1
         Format("i4g32f", 4, scale="f32", minimum="f32"),  # GGUF Q4_K; int4 whose scales f16 cannot hold
-        Format("f8g128", 8, "e4m3", 128, scale="f32"),  # FP8 per tensor, channel and 128 x 128 block; activations
+        Format("f8", 8, "e4m3", 0, scale="f32"),  # FP8 per tensor and channel; made at load
+        Format("f8g128", 8, "e4m3", 128, scale="f32"),  # FP8 in blocks of 128 x 128; activations
         Format("nvfp4", 4, "e2m1", 16, scale="e4m3", row_scale=True),  # NVFP4
     )
 }
@@ -89,6 +99,7 @@ EXACT_IN = {
     "i4g32z": ("i4g32z", "i4g32f", "i8g32", "i8g32f"),
     "i4g32m": ("i4g32m", "i4g32f"),
     "i4g32f": ("i4g32f",),
+    "f8": ("f8", "f8g128"),
     "f8g128": ("f8g128",),
     "nvfp4": ("nvfp4",),
 }
@@ -109,7 +120,7 @@ def common(formats: Iterable[str], accepted: Iterable[str] = FORMATS) -> str | N
         fits = EXACT_IN.get(format, ())
         choices = [c for c in (choices if choices is not None else fits) if c in fits]
     choices = [c for c in choices or () if c in accepted]
-    return min(choices, key=lambda name: FORMATS[name].row_bytes(128)) if choices else None
+    return min(choices, key=lambda name: FORMATS[name].row_bytes(1024)) if choices else None
 
 
 ROLE_FORMATS = {

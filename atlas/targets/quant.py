@@ -25,6 +25,10 @@ DTYPE_BYTES = {"f32": 4, "bf16": 2, "i32": 4, "u32": 4, "i64": 8}
 """Element types of buffers and their size in bytes."""
 
 
+E4M3_WEIGHTS = ("f8", "f8g128")
+"""Formats of weights that multiply rows in f8g128."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """Formats by role.
@@ -43,7 +47,7 @@ class Recipe:
     largest error.
     Norm weights are always f32: they are tiny and enter every activation.
 
-    activations may be f8g128: rows are rounded to E4M3 before a product with weights of that format (`entering`).
+    activations may be f8g128: rows are rounded to E4M3 before a product with weights of E4M3 (`entering`).
     integer_activations: products with integer weights round their input to int8 in groups of 32 (op linear_a8).
     """
 
@@ -67,7 +71,7 @@ class Recipe:
 
         A weight that the checkpoint keeps in floats among quantised ones takes rows that are not rounded either.
         """
-        return self.activations if self.activations in DTYPE_BYTES or weight == self.activations else "bf16"
+        return self.activations if self.activations in DTYPE_BYTES or weight in E4M3_WEIGHTS else "bf16"
 
 
 def _weights(name: str, format: str, activations: str = "bf16") -> Recipe:

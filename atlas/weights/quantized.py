@@ -14,7 +14,7 @@ import numpy as np
 
 from atlas.errors import BuildError
 from atlas.targets.formats import FORMATS, GROUP, Format
-from atlas.weights import activations
+from atlas.weights.e4m3 import round_rows
 
 Array = np.ndarray[Any, Any]
 Code = Literal["i8", "u4", "e4m3", "e2m1"]
@@ -65,6 +65,8 @@ class Scheme:
         becomes a float32 factor: each rounds a value once more (2^-24).
         """
         if self.code == "e4m3":
+            if self.group[0] <= 1 and not self.group[1]:  # per tensor or row
+                return "f8"
             return None if self.group[1] % FORMATS["f8g128"].group else "f8g128"
         if self.code == "e2m1":
             fits = self.group == (1, FORMATS["nvfp4"].group) and self.scale == "e4m3" and self.global_scale
@@ -185,13 +187,14 @@ class QuantizedArray:
             raise BuildError(
                 f"format {name}", f"codes {self.code} with groups {self.group}", f"codes {', '.join(codes)} in groups"
             )
-        if self.group[1] % format.group and self.group[1] < self.shape[1]:
-            raise BuildError(f"format {name}", f"groups of {self.group[1]} columns", f"a multiple of {format.group}")
+        if self.group[1] < self.shape[1] and (not format.group or self.group[1] % format.group):
+            accepted = f"a multiple of {format.group}" if format.group else "one group for all columns"
+            raise BuildError(f"format {name}", f"groups of {self.group[1]} columns", accepted)
         if format.element == "integer":
             return self._to_integer_format(format)
         codes8, scales = self._padded(format), self._regroup(self.scales, format).astype(np.float32)
         if not format.row_scale:
-            return QuantizedArray(self.code, codes8, scales, (1, format.group))
+            return QuantizedArray(self.code, codes8, scales, (1, format.group or codes8.shape[1]))
         # A scale's sign moves into its codes, and codes that nothing multiplies become zeros: a kernel then meets
         # positive scales only, and need not tell a zero from the smallest of them.
         signs = np.where(np.signbit(scales), np.uint8(8), np.uint8(0))
@@ -206,15 +209,15 @@ class QuantizedArray:
         """Values per group as values per group of the format, of single rows."""
         n, k = self.shape
         array = np.repeat(array, self.group[0], axis=0)[:n] if self.group[0] > 1 else array
-        times = -(-self.group[1] // format.group)
+        times = -(-self.group[1] // format.group) if format.group else 1
         return array if times == 1 else np.repeat(array, times, axis=1)[:, : format.groups(k)]
 
     def _padded(self, format: Format) -> Array:
         """The codes, zeros added to the last group."""
         n, k = self.shape
-        if k % format.group == 0:
+        if format.columns(k) == k:
             return self.codes
-        codes = np.zeros((n, format.groups(k) * format.group), self.codes.dtype)
+        codes = np.zeros((n, format.columns(k)), self.codes.dtype)
         codes[:, :k] = self.codes
         return codes
 
@@ -306,7 +309,7 @@ class BlockArray:
     """A matrix [n, k] in a block format, over the bytes of a row-major buffer [n, row_bytes].
 
     Stands where an op's reference expects an array: `astype` dequantises, indexing selects rows, and assignment
-    rounds rows of activations to f8g128.
+    rounds rows to f8 or f8g128.
     """
 
     def __init__(self, raw: Array, format: Format, k: int) -> None:
@@ -324,16 +327,14 @@ class BlockArray:
         return BlockArray(self.raw[rows], self.format, self.k)
 
     def __setitem__(self, rows: Any, values: Array) -> None:
-        """Write rows of float32 values, rounded (atlas/weights/activations.py)."""
+        """Write rows of float32 values, rounded (atlas/weights/e4m3.py)."""
         self.write(rows, values)
 
     def write(self, rows: Any, values: Array, shared: int = 1) -> None:
         """As assignment; `shared` rows have their scales in common."""
-        if self.format != activations.FORMAT:
-            raise BuildError(
-                f"format {self.format.name}", "a kernel's output in it", activations.FORMAT.name + " or floats"
-            )
-        codes, scales = activations.quantize_activations(np.asarray(values, np.float32), shared)
+        if self.format.element != "e4m3":
+            raise BuildError(f"format {self.format.name}", "a kernel's output in it", "f8, f8g128 or floats")
+        codes, scales = round_rows(np.asarray(values, np.float32), self.format, shared)
         self.raw[rows] = np.concatenate([codes.view(np.uint8), _bytes(scales, "f32")], axis=1)
 
     def copy(self) -> BlockArray:
@@ -342,7 +343,7 @@ class BlockArray:
     def quantized(self) -> QuantizedArray:
         """Codes [n, k], scales and offsets [n, groups]."""
         format, groups = self.format, self.format.groups(self.k)
-        code_bytes = groups * format.group * format.bits // 8
+        code_bytes = format.columns(self.k) * format.bits // 8
         codes = self.raw[:, :code_bytes]
         if format.bits == 4:
             codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(self.raw), 2 * code_bytes)
@@ -364,7 +365,13 @@ class BlockArray:
         minimums = take(_NUMPY[format.minimum]).astype(np.float32) if format.minimum else None
         row_scales = take(_NUMPY["f32"], 1)[:, 0] if format.row_scale else None
         return QuantizedArray(
-            code_of(format), codes[:, : self.k], scales, (1, format.group), zeros, minimums, row_scales=row_scales
+            code_of(format),
+            codes[:, : self.k],
+            scales,
+            (1, format.group or self.k),
+            zeros,
+            minimums,
+            row_scales=row_scales,
         )
 
     def factors(self) -> tuple[Array, Array | None]:

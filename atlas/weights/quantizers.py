@@ -22,7 +22,7 @@ import numpy as np
 from atlas.errors import BuildError, CheckpointError
 from atlas.ops.load_rows import SHARED_ROWS
 from atlas.targets.formats import FORMATS, GROUP
-from atlas.weights.activations import quantize_activations
+from atlas.weights.e4m3 import round_rows
 from atlas.weights.quantized import E2M1, Array, QuantizedArray
 
 Scheme4 = Literal["symmetric", "zero", "minimum"]
@@ -73,7 +73,7 @@ def quantize_rows(values: Array, format: str, name: str = "weight") -> Quantized
 
     Args:
         values: [rows, k], float32 (or what converts to it exactly).
-        format: "i8g32", "i4g32", "i4g32b", "i4g32m", "f8g128" or "nvfp4" (atlas/targets/formats.py).
+        format: "i8g32", "i4g32", "i4g32b", "i4g32m", "f8", "f8g128" or "nvfp4" (atlas/targets/formats.py).
         name: of the tensor, for errors.
 
     Raises:
@@ -88,22 +88,22 @@ def quantize_rows(values: Array, format: str, name: str = "weight") -> Quantized
         return quantize_int4(values, GROUP, "symmetric", "bf16", name)
     if format == "i4g32m":
         return quantize_int4(values, GROUP, "minimum", "f16", name)
-    if format == "f8g128":
-        return _fp8_rows(values, name)
+    if format in ("f8", "f8g128"):
+        return _fp8_rows(values, format, name)
     if format == "nvfp4":
         return _nvfp4_rows(values, name)
     raise BuildError(
-        f"format {format}", "nothing quantises floats to it", "i8g32, i4g32, i4g32b, i4g32m, f8g128, nvfp4"
+        f"format {format}", "nothing quantises floats to it", "i8g32, i4g32, i4g32b, i4g32m, f8, f8g128, nvfp4"
     )
 
 
-def _fp8_rows(values: Array, name: str) -> QuantizedArray:
+def _fp8_rows(values: Array, format: str, name: str) -> QuantizedArray:
     """The rounding of activations, for weights too, as op load_rows has it: a GPU makes both by one arithmetic."""
-    rows = np.asarray(values, np.float32)
-    if not np.isfinite(rows).all():
-        _refuse(rows, 0, 0, name)
-    codes, scales = quantize_activations(rows, SHARED_ROWS)
-    return QuantizedArray("e4m3", codes[:, : rows.shape[1]], scales, (1, FORMATS["f8g128"].group))
+    rows, k = np.asarray(values, np.float32), values.shape[1]
+    codes, scales = round_rows(rows, FORMATS[format], SHARED_ROWS if format == "f8g128" else 1)
+    if not np.isfinite(scales).all():
+        refuse(rows, 0, 0, name)
+    return QuantizedArray("e4m3", codes[:, :k], scales, (1, FORMATS[format].group or max(k, 1)))
 
 
 def _nvfp4_rows(values: Array, name: str) -> QuantizedArray:
@@ -175,7 +175,7 @@ def quantize_fp8(values: Array, group: tuple[int, int], name: str = "weight", ab
         part = np.asarray(values[row : row + rows], np.float32)
         largest = np.maximum.reduceat(np.abs(part).max(axis=0), np.arange(0, k, columns))
         if not np.isfinite(largest).all():
-            _refuse(part, row, 0, name)
+            refuse(part, row, 0, name)
         if absmax:
             largest = np.full_like(largest, absmax)
         scale = np.where(largest == 0, np.float32(1), np.maximum(largest / np.float32(E4M3_MAX), _TINY))
@@ -336,7 +336,7 @@ def _by_group(
             x = np.ascontiguousarray(part.reshape(-1, columns).T)
             absmax = np.maximum(x.max(axis=0), -x.min(axis=0))
             if not np.isfinite(absmax).all():
-                _refuse(part, row, begin, name)
+                refuse(part, row, begin, name)
             weights = None
             if importance is not None:
                 weights = np.tile(np.asarray(importance[begin:end], np.float32).reshape(-1, columns).T, rows)
@@ -350,8 +350,14 @@ def _by_group(
     return codes, scales, offsets
 
 
-def _refuse(part: Array, row: int, column: int, name: str) -> None:
+def refuse(part: Array, row: int, column: int, name: str) -> None:
+    """Raise the error of a value that is not finite, if `part` has one.
+
+    row, column: where the part begins in tensor `name`.
+    """
     bad = np.argwhere(~np.isfinite(part))
+    if not len(bad):
+        return
     first = part[tuple(bad[0])]
     raise CheckpointError(
         f"tensor {name}",

@@ -3,11 +3,11 @@
 `tiles` cuts a matrix into tiles of 128 rows by 128 bytes (64 bf16, 128 codes), in the order [row block][k tile]
 [row][128 bytes]: one tile is one contiguous copy. The eight 16-byte chunks of a row are permuted, chunk c of row r
 stands at c ^ (r % 8), which is the 128-byte swizzle of wgmma and lets ldmatrix read without bank conflicts
-(PTX ISA, "Strides" and "Swizzling modes" of asynchronous warpgroup matrices). Format f8g128 has the 128 scales of a
-tile's rows behind its codes. `tiles_paired` is `tiles` of [gate; up] whose rows are rearranged as in `frag4_paired`
-(atlas/weights/fragments.py): block b has, for q = 0..7, gate rows 64 b + 8 q .. + 7 and then the up rows of the same
-numbers, so that one thread of wgmma has both factors of what it leaves. `kv_tiles` is the same for pages of a KV
-cache, 16 tokens high.
+(PTX ISA, "Strides" and "Swizzling modes" of asynchronous warpgroup matrices). Behind the codes of a tile format f8g128
+has the f32 scales of its 128 rows; format f8 has those of a row block behind its last tile. `tiles_paired` is `tiles`
+of [gate; up] whose rows are rearranged as in `frag4_paired` (atlas/weights/fragments.py): block b has, for q = 0..7,
+gate rows 64 b + 8 q .. + 7 and then the up rows of the same numbers, so that one thread of wgmma has both factors of
+what it leaves. `kv_tiles` is the same for pages of a KV cache, 16 tokens high.
 
 kernels/h200/include/atlas/tiles.cuh and kv_tiles.cuh are the other side.
 """
@@ -29,9 +29,9 @@ Array = np.ndarray[Any, Any]
 ROWS = ROW_BYTES = 128
 _CHUNK = 16
 _CHUNKS = ROW_BYTES // _CHUNK
-_CODES = ROWS * ROW_BYTES
-SCALED = "f8g128"
-"""The block format that can be stored so."""
+_CODES, _SCALES = ROWS * ROW_BYTES, 4 * ROWS
+_FORMATS = ("f8", "f8g128")
+"""The block formats that can be stored so."""
 
 _SWIZZLE = (np.arange(8)[:, None] * _CHUNKS + (np.arange(8)[:, None] ^ np.arange(_CHUNKS))).reshape(-1)
 """Of 8 rows of chunks, which stands at each place; it is its own inverse."""
@@ -39,31 +39,37 @@ _SWIZZLE = (np.arange(8)[:, None] * _CHUNKS + (np.arange(8)[:, None] ^ np.arange
 
 def nbytes(n: int, k: int, dtype: str) -> int:
     """Bytes of a matrix in `tiles`."""
-    return -(-n // ROWS) * _tiles(k, dtype) * _tile_bytes(dtype)
+    return -(-n // ROWS) * _block_bytes(_tiles(k, dtype), dtype)
 
 
 def pack(array: Array | QuantizedArray, dtype: str) -> Array:
     """A matrix in `tiles`, as bytes: rows past its end and columns past k are zeros."""
     if not isinstance(array, QuantizedArray):
         return swizzled(np.ascontiguousarray(array).view(np.uint8).reshape(len(array), -1), ROWS)
-    if dtype != SCALED:
-        raise BuildError("layout tiles", f"format {dtype}", f"{SCALED} or plain elements")
-    blocks = array.to_format(dtype)
+    blocks = array.to_format(_accepted(dtype))
     codes = swizzled(blocks.codes.view(np.uint8), ROWS)
-    scales = np.zeros((len(codes) * ROWS, codes.shape[1]), np.float32)
+    scales = np.zeros((len(codes) * ROWS, blocks.scales.shape[1]), np.float32)
     scales[: len(blocks.scales)] = blocks.scales
-    scales = np.ascontiguousarray(scales.reshape(len(codes), ROWS, -1).transpose(0, 2, 1))
-    return np.concatenate([codes, scales.view(np.uint8)], axis=2)
+    by_tile = np.ascontiguousarray(scales.reshape(len(codes), ROWS, -1).transpose(0, 2, 1)).view(np.uint8)
+    if dtype == "f8":
+        codes, by_tile = codes.reshape(len(codes), -1), by_tile.reshape(len(codes), -1)
+    return np.concatenate([codes, by_tile], axis=-1)
 
 
 def unpack(raw: Array, n: int, k: int, dtype: str) -> Array | BlockArray:
     """The matrix [n, k] of `pack`'s bytes."""
-    tiles = raw.reshape(-1).view(np.uint8).reshape(-1, _tiles(k, dtype), _tile_bytes(dtype))
-    rows = straightened(tiles[:, :, :_CODES], ROWS)
+    tiles = _tiles(k, dtype)
+    blocks = raw.reshape(-1).view(np.uint8).reshape(-1, _block_bytes(tiles, dtype))
+    if dtype == "f8":
+        codes, scales = blocks[:, : tiles * _CODES].reshape(-1, tiles, _CODES), blocks[:, None, tiles * _CODES :]
+    else:
+        parts = blocks.reshape(len(blocks), tiles, -1)
+        codes, scales = parts[:, :, :_CODES], parts[:, :, _CODES:]
+    rows = straightened(codes, ROWS)
     if dtype not in FORMATS:
         return np.ascontiguousarray(rows[:n, : k * NUMPY[dtype].itemsize]).view(NUMPY[dtype])
-    scales = np.ascontiguousarray(tiles[:, :, _CODES:]).view(np.float32).transpose(0, 2, 1).reshape(len(rows), -1)
-    stored = np.concatenate([rows[:n], np.ascontiguousarray(scales[:n]).view(np.uint8)], axis=1)
+    by_row = np.ascontiguousarray(scales).view(np.float32).transpose(0, 2, 1).reshape(len(rows), -1)
+    stored = np.concatenate([rows[:n], np.ascontiguousarray(by_row[:n]).view(np.uint8)], axis=1)
     return BlockArray(stored, FORMATS[dtype], k)
 
 
@@ -114,13 +120,21 @@ def straightened(tiles: Array, height: int) -> Array:
 
 def _tiles(k: int, dtype: str) -> int:
     """Tiles of 128 bytes that k columns take."""
-    if dtype in FORMATS and dtype != SCALED:
-        raise BuildError("layout tiles", f"format {dtype}", f"{SCALED} or plain elements")
-    return -(-k * (1 if dtype == SCALED else NUMPY[dtype].itemsize) // ROW_BYTES)
+    size = 1 if dtype in FORMATS and _accepted(dtype) else NUMPY[dtype].itemsize
+    return -(-k * size // ROW_BYTES)
 
 
-def _tile_bytes(dtype: str) -> int:
-    return _CODES + 4 * ROWS * (dtype == SCALED)
+def _block_bytes(tiles: int, dtype: str) -> int:
+    """Bytes of a row block of so many tiles."""
+    scales = {"f8": 1, "f8g128": tiles}.get(dtype, 0)
+    return tiles * _CODES + scales * _SCALES
+
+
+def _accepted(format: str) -> str:
+    """The block format, if there is a layout of it."""
+    if format not in _FORMATS:
+        raise BuildError("layout tiles", f"format {format}", f"{', '.join(_FORMATS)} or plain elements")
+    return format
 
 
 def _cache_shape(shape: tuple[int, ...]) -> tuple[int, int, int, int]:

@@ -6,7 +6,7 @@ shared = "STAGES * (TILE_M + TILE_N) * (128 + 4)"
 pdl = true
 [serves]
 x = ["f8g128"]
-weight = ["f8g128"]
+weight = ["f8", "f8g128"]
 out = ["f32", "bf16", "f8g128"]
 [limits]
 same_bits = true
@@ -45,14 +45,15 @@ trips = "1 + ceil_div(ceil_div(k, 128), STAGES - 1)"
 steps = "ceil_div(k, 128)"
 memory = "2 * intermediate * k * 33 // 32"
 */
-// gated_linear of rows and weights in f8g128: out = act(x Wg^T + bg) * (x Wu^T + bu).
+// gated_linear of E4M3 numbers: out = act(x Wg^T + bg) * (x Wu^T + bu).
 //
-// x [rows, k], weight [2 * intermediate, k] = [Wg; Wu], both E4M3 codes with an f32 scale for each
-// row and 128 columns; out [rows, intermediate] f32, bf16 or f8g128; all row-major; bias
-// [2 * intermediate] f32, or none. The products of 128 columns are summed by the tensor cores,
-// scaled and added in fp32 (atlas/product_f8.cuh). A block computes TILE_M rows by TILE_N / 2
-// columns of out, groups of gate and up by turns. Bytes: 2 x intermediate x k x 33 / 32 of weights
-// once per TILE_M rows; bound by weight bandwidth at few rows, by latency at one.
+// x [rows, k] and weight [2 * intermediate, k] = [Wg; Wu] E4M3 codes, x with an f32 scale for each
+// row and 128 columns (f8g128), weight too or with one for each row (f8); out [rows, intermediate]
+// f32, bf16 or f8g128; all row-major; bias [2 * intermediate] f32, or none. The products of 128
+// columns are summed by the tensor cores, scaled and added in fp32; a row's own scale multiplies
+// the finished sum (atlas/product_f8.cuh). A block computes TILE_M rows by TILE_N / 2 columns of
+// out, groups of gate and up by turns. Bytes: 2 x intermediate x k of weights (f8g128 33 / 32) once
+// per TILE_M rows; bound by weight bandwidth at few rows, by latency at one.
 #include "atlas/gated_columns.cuh"
 
 ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,

@@ -37,7 +37,7 @@ CASES = [
 
 _GPU_TYPES = (
     {"x": "bf16", "weight": "bf16", "out": "bf16"},
-    {"x": "f8g128", "weight": "f8g128", "out": "f8g128"},
+    *({"x": "f8g128", "weight": weight, "out": "f8g128"} for weight in ("f8", "f8g128")),
     *({"x": "bf16", "weight": weight, "out": "bf16"} for weight in ("nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m")),
 )
 GPU_CASES = [
@@ -67,7 +67,7 @@ def test_formats_and_rows_of_gpus(device, case: Case, rng) -> None:
     assert device.check(case, inputs(case, rng)) <= 1.0
 
 
-@pytest.mark.parametrize("types", (*_TYPES, *_GPU_TYPES[1:3]), ids=lambda t: t["weight"])
+@pytest.mark.parametrize("types", (*_TYPES, *_GPU_TYPES[1:4]), ids=lambda t: t["weight"])
 def test_row_does_not_depend_on_the_batch(device, types: dict[str, str], rng) -> None:
     whole = gated(types, 192, 576, 130)
     given = inputs(whole, rng)

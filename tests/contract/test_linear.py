@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atlas.targets.quant import E4M3_WEIGHTS
 from tests.contract.harness import Case, case
 from tests.contract.inputs import first_rows, normal, values
 
@@ -31,12 +32,12 @@ CASES = [
     for optional in optionals
 ]
 
-_GPU_FORMATS = ("f8g128", "nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m")
+_GPU_FORMATS = ("f8", "f8g128", "nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m")
 GPU_CASES = [
     case("linear", types, optional=optional, n=n, k=k, rows=rows)
     for types in (
         {"x": "bf16", "weight": "bf16", "out": "f32"},
-        *({"x": "f8g128" if w == "f8g128" else "bf16", "weight": w, "out": "f32"} for w in _GPU_FORMATS),
+        *({"x": "f8g128" if w in E4M3_WEIGHTS else "bf16", "weight": w, "out": "f32"} for w in _GPU_FORMATS),
     )
     for n, k, counts, optional in (
         (320, 576, (1, 2, 3, 4, 7, 8, 16, 17, 32, 64, 100, 128, 256, 300), ()),
@@ -76,7 +77,7 @@ def test_row_does_not_depend_on_the_batch_on_gpus(device, weight: str, rng) -> N
     """Over the variants of a phase: they differ in nothing that a row sees."""
     if device.name.startswith("cpu"):
         pytest.skip("a CPU multiplies block formats with linear_a8")
-    types = {"x": "f8g128" if weight == "f8g128" else "bf16", "weight": weight, "out": "f32"}
+    types = {"x": "f8g128" if weight in E4M3_WEIGHTS else "bf16", "weight": weight, "out": "f32"}
     independent(device, types, (), rng, (1, 2, 8, 16, 17, 64, 128), 256)
 
 

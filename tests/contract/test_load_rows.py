@@ -13,8 +13,8 @@ from tests.contract.test_quantize_rows import spread
 CASES = [
     case("load_rows", {"x": x, "out": out}, k=k, rows=rows)
     for x in ("f32", "bf16")
-    for out in ("bf16", "f8g128")
-    for k in (128, 576, 200, 4096)
+    for out in ("bf16", "f8", "f8g128")
+    for k in (72, 128, 576, 200, 4096, 14336)
     for rows in (1, 8, 130)
 ]
 
@@ -24,11 +24,30 @@ def test_matches_reference(device, case, rng) -> None:
     assert device.check(case, {"x": spread(case, rng)}) == 0.0
 
 
-def test_load_time_quantisation_is_this_rounding(rng) -> None:
+@pytest.mark.parametrize("x", ["f32", "bf16"])
+@pytest.mark.parametrize("k", [200, 4096])
+def test_rows_that_are_not_finite_are_told(device, x: str, k: int, rng) -> None:
+    """A value that is not finite makes its row NaN, no other, and sets the word; finite rows leave it alone."""
+    c = case("load_rows", {"x": x, "out": "f8"}, optional=("fault",), k=k, rows=9)
+    given = {"x": spread(c, rng), "fault": np.zeros(1, np.int32)}
+    assert device.check(c, given) == 0.0
+    assert device.run(c, given)["fault"][0] == 0
+    for value, row, column in ((np.nan, 0, 0), (np.inf, 8, k - 1), (-np.inf, 3, k // 2)):
+        broken = given["x"].copy()
+        broken[row, column] = value
+        after = device.run(c, {**given, "x": broken})
+        assert after["fault"][0] == 1
+        wrong = ~np.isfinite(after["out"][:9].astype(np.float32))
+        assert wrong[row].all() and wrong.sum() == k
+
+
+@pytest.mark.parametrize("format", ["f8", "f8g128"])
+@pytest.mark.parametrize("k", [72, 200, 576])
+def test_load_time_quantisation_is_this_rounding(format: str, k: int, rng) -> None:
     """A weight is the same whichever side of the link rounds it."""
-    x = (rng.standard_normal((40, 576)) * 10.0 ** rng.integers(-6, 6, (40, 1))).astype(ml_dtypes.bfloat16)
-    c = case("load_rows", {"x": "bf16", "out": "f8g128"}, k=576, rows=40)
-    out = BlockArray(np.zeros((40, FORMATS["f8g128"].row_bytes(576)), np.uint8), FORMATS["f8g128"], 576)
+    x = (rng.standard_normal((40, k)) * 10.0 ** rng.integers(-6, 6, (40, 1))).astype(ml_dtypes.bfloat16)
+    c = case("load_rows", {"x": "bf16", "out": format}, k=k, rows=40)
+    out = BlockArray(np.zeros((40, FORMATS[format].row_bytes(k)), np.uint8), FORMATS[format], k)
     c.contract.reference({"x": x, "out": out}, dict(c.dims), dict(c.constants))
-    host = to_rows(quantize_rows(x.astype(np.float32), "f8g128"), "f8g128")
+    host = to_rows(quantize_rows(x.astype(np.float32), format), format)
     np.testing.assert_array_equal(out.raw, host.reshape(out.raw.shape))

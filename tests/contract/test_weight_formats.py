@@ -13,6 +13,7 @@ import pytest
 
 from atlas.ops.op import product
 from atlas.targets.formats import FORMATS
+from atlas.targets.quant import E4M3_WEIGHTS
 from atlas.weights.quantized import BlockArray, QuantizedArray, to_rows
 from atlas.weights.quantizers import quantize_int4, quantize_rows
 from tests.contract.harness import Case, case
@@ -24,7 +25,7 @@ _ROWS = (1, 2, 3, 4, 7, 8, 16, 17, 32, 64, 100, 128, 256)
 
 def cases(format: str) -> list[Case]:
     """Every number of rows at sizes that no tile divides, and some longer sums."""
-    x = "f8g128" if format == "f8g128" else "bf16"
+    x = "f8g128" if format in E4M3_WEIGHTS else "bf16"
     linear, gated = ({"x": x, "weight": format, "out": out} for out in ("f32", x))
     found = [case("linear", linear, optional=("bias",), n=300, k=576, rows=rows) for rows in _ROWS]
     found += [case("linear", linear, n=n, k=k, rows=rows) for n, k, rows in ((130, 72, 5), (320, 4096, 2))]
@@ -33,7 +34,7 @@ def cases(format: str) -> list[Case]:
     return [*found, case("gated_linear", gated, optional=("bias",), intermediate=64, k=72, activation=2, rows=19)]
 
 
-CASES = [case for format in ("f8g128", *FOUR_BIT) for case in cases(format)]
+CASES = [case for format in (*E4M3_WEIGHTS, *FOUR_BIT) for case in cases(format)]
 
 
 def weight(format: str, values: np.ndarray) -> QuantizedArray:
@@ -56,10 +57,10 @@ def test_matches_reference(device, case: Case, rng) -> None:
     assert device.check(case, inputs(case, rng)) <= 1.0
 
 
-@pytest.mark.parametrize("format", ("f8g128", *FOUR_BIT))
+@pytest.mark.parametrize("format", (*E4M3_WEIGHTS, *FOUR_BIT))
 def test_row_does_not_depend_on_the_batch(device, format: str, rng) -> None:
     """Bit for bit, over every variant of a phase."""
-    types = {"x": "f8g128" if format == "f8g128" else "bf16", "weight": format, "out": "f32"}
+    types = {"x": "f8g128" if format in E4M3_WEIGHTS else "bf16", "weight": format, "out": "f32"}
     whole = case("linear", types, n=300, k=576, rows=130)
     given = inputs(whole, rng)
     expected = device.run(whole, given)["out"][:130]
@@ -70,7 +71,7 @@ def test_row_does_not_depend_on_the_batch(device, format: str, rng) -> None:
         assert actual.tobytes() == expected[130 - rows :].tobytes(), f"{rows} rows"
 
 
-@pytest.mark.parametrize("format", ("f8g128", *FOUR_BIT))
+@pytest.mark.parametrize("format", (*E4M3_WEIGHTS, *FOUR_BIT))
 def test_the_reference_multiplies_what_the_format_holds(format: str) -> None:
     """In float64, from the codes; of 4 bits, values rounded to bf16, or exact ones and a scale for each row."""
     rng = np.random.default_rng()

@@ -16,7 +16,7 @@ from atlas.weights.quantizers import quantize_int4, quantize_int8, quantize_rows
 SCHEMES = ("symmetric", "zero", "minimum")
 Array = np.ndarray[Any, Any]
 
-MADE_AT_LOAD = ("i8g32", "i4g32", "i4g32b", "i4g32m", "f8g128", "nvfp4")
+MADE_AT_LOAD = ("i8g32", "i4g32", "i4g32b", "i4g32m", "f8", "f8g128", "nvfp4")
 
 
 def matrix(n: int, k: int) -> Array:

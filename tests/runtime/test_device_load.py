@@ -87,7 +87,7 @@ def test_a_poisoned_workspace_leaves_arriving_rows_alone(tmp_path: Path) -> None
         forward = Runner.load(checkpoint, RunnerOptions(backend="reference", quant="f32"))._bound
     assert core._uses_workspace(forward)
     begin, _ = forward.plan.regions["workspace"]
-    assert not core._uses_workspace(load_program.bind(forward, [load_program.Rows("bf16", 64, 0)], [begin]))
+    assert not core._uses_workspace(load_program.bind(forward, [load_program.Rows("bf16", 64, 0)], [begin], 0))
 
 
 def test_the_build_compiles_what_loading_runs() -> None:

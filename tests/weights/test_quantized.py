@@ -49,7 +49,7 @@ def random_array(name: str, n: int, k: int, group: int = 32) -> QuantizedArray:
 @pytest.mark.parametrize("k, groups", [(32, 1), (576, 1), (576, 2), (512, 4), (72, 1), (100, 4)])
 def test_every_exact_format_keeps_the_values(name: str, k: int, groups: int) -> None:
     """Groups of as many columns as the format's, or multiples: 576 is no multiple of 128."""
-    array = random_array(name, 5, k, FORMATS[name].group * groups)
+    array = random_array(name, 5, k, FORMATS[name].group * groups or k)
     expected = array.dequantize()
     for target in EXACT_IN[name]:
         stored = to_rows(array, target)
@@ -114,17 +114,17 @@ def bytes_of(row: np.ndarray[Any, Any], begin: int, dtype: Any, count: int) -> n
 
 
 @pytest.mark.parametrize("k", [16, 100, 576, 1024])
-def test_stored_rows_of_f8g128_and_nvfp4_are_what_the_formats_say(k: int) -> None:
+def test_stored_rows_of_f8_f8g128_and_nvfp4_are_what_the_formats_say(k: int) -> None:
     """Codes, scales and row scales read back from their bytes one group at a time."""
-    fp8, fp4 = random_array("f8g128", 3, k, 128), random_array("nvfp4", 3, k, 16)
-    for array, name in ((fp8, "f8g128"), (fp4, "nvfp4")):
+    for name, size in (("f8", k), ("f8g128", 128), ("nvfp4", 16)):
+        array = random_array(name, 3, k, size)
         stored, expected = to_rows(array, name), array.dequantize()
-        group = FORMATS[name].group
+        group = FORMATS[name].group or -(-k // 128) * 128
         groups = -(-k // group)
         for row, values in zip(stored, expected, strict=True):
-            if name == "f8g128":
-                codes = bytes_of(row, 0, ml_dtypes.float8_e4m3fn, groups * 128)
-                scales = bytes_of(row, groups * 128, np.float32, groups)
+            if name != "nvfp4":
+                codes = bytes_of(row, 0, ml_dtypes.float8_e4m3fn, groups * group)
+                scales = bytes_of(row, groups * group, np.float32, groups)
             else:
                 table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
                 packed = row[: groups * 8]
@@ -160,9 +160,10 @@ def test_factors_are_bf16_numbers() -> None:
         np.testing.assert_array_equal(matrix, expected)
 
 
+@pytest.mark.parametrize("format", ["f8", "f8g128"])
 @pytest.mark.parametrize("k", [128, 200, 576])
-def test_rows_of_activations(k: int) -> None:
-    """What a buffer of f8g128 holds of rows, one group at a time in float64 beside a search over all codes."""
+def test_rounded_rows(format: str, k: int) -> None:
+    """What a buffer of E4M3 holds of rows, one group at a time in float64 beside a search over all codes."""
     rng = np.random.default_rng()
     x = (rng.standard_normal((9, k)) * 10.0 ** rng.integers(-6, 6, (9, 1))).astype(np.float32)
     x[3, :128] = 0
@@ -170,19 +171,21 @@ def test_rows_of_activations(k: int) -> None:
     x[5] *= np.float32(1e-38)
     x[6, 7] = np.nan
     x[7, k - 1] = np.inf
-    raw = np.full((12, FORMATS["f8g128"].row_bytes(k)), 0xFF, np.uint8)
-    out = BlockArray(raw, FORMATS["f8g128"], k)
+    raw = np.full((12, FORMATS[format].row_bytes(k)), 0xFF, np.uint8)
+    out = BlockArray(raw, FORMATS[format], k)
     out[:9] = x
     assert (raw[9:] == 0xFF).all()
-    groups = -(-k // 128)
+    padded = -(-k // 128) * 128
+    size = padded if format == "f8" else 128
+    assert raw.shape[1] == padded + 4 * (padded // size)
     table = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)  # 0 .. 448
     for row in range(9):
-        codes = raw[row, : groups * 128].view(ml_dtypes.float8_e4m3fn).astype(np.float64)
-        scales = raw[row, groups * 128 :].view(np.float32)
-        for g in range(groups):
-            part = np.zeros(128, np.float32)
-            part[: min(128, k - 128 * g)] = x[row, 128 * g : 128 * g + 128]
-            found = codes[128 * g : 128 * g + 128]
+        codes = raw[row, :padded].view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+        scales = raw[row, padded:].view(np.float32)
+        for g in range(padded // size):
+            part = np.zeros(size, np.float32)
+            part[: min(size, k - size * g)] = x[row, size * g : size * g + size]
+            found = codes[size * g : size * g + size]
             largest = np.abs(part).max()
             if not np.isfinite(largest):
                 assert np.isnan(scales[g]) and not found.any()
@@ -223,5 +226,6 @@ def test_common_format() -> None:
     assert common([]) is None
     assert common(["i4g32", "i4g32z"], ["i4g32", "bf16"]) is None
     assert common(["i4g32"], ["i4g32z", "i8g32"]) == "i4g32z"
-    assert common(["f8g128", "f8g128"]) == "f8g128"
+    assert common(["f8", "f8"]) == "f8"
+    assert common(["f8", "f8g128"]) == common(["f8g128"]) == common(["f8"], ["f8g128"]) == "f8g128"
     assert common(["f8g128", "nvfp4"]) is None

@@ -79,20 +79,22 @@ def test_tiles_paired(inner: int, k: int, dtype: str) -> None:
     assert same(layout.unpack(packed, (2 * inner, k), dtype), array)
 
 
-def fp8(n: int, k: int) -> QuantizedArray:
+def fp8(n: int, k: int, format: str) -> QuantizedArray:
     values = np.random.default_rng().standard_normal((n, k)).astype(np.float32)
-    return quantize_rows(values, "f8g128").to_format("f8g128")
+    return quantize_rows(values, format).to_format(format)
 
 
 @pytest.mark.parametrize("name", ["tiles", "tiles_paired"])
+@pytest.mark.parametrize("format", ["f8", "f8g128"])
 @pytest.mark.parametrize("n, k", [(2, 1), (130, 300), (256, 128), (70, 129)])
-def test_tiles_of_f8g128(n: int, k: int, name: str) -> None:
-    """The codes as plain bytes, and behind each tile's codes the scales of its 128 rows."""
-    array, layout = fp8(n, k), LAYOUTS[name]
-    packed = layout.pack(array, "f8g128").reshape(-1).view(np.uint8)
+def test_tiles_of_e4m3(n: int, k: int, name: str, format: str) -> None:
+    """The codes as plain bytes, and behind each tile's codes, or behind a row block's last tile, 128 rows' scales."""
+    array, layout = fp8(n, k, format), LAYOUTS[name]
+    packed = layout.pack(array, format).reshape(-1).view(np.uint8)
     tiles, inner = -(-k // 128), n // 2
     blocks = -(-inner // 64) if name == "tiles_paired" else -(-n // 128)
-    assert len(packed) == layout.nbytes((n, k), "f8g128") == blocks * tiles * 16896
+    stride, between, groups = (16384, 512, 1) if format == "f8" else (16896, 0, tiles)
+    assert len(packed) == layout.nbytes((n, k), format) == blocks * (tiles * stride + between)
     expected = np.zeros_like(packed)
     codes = array.codes.view(np.uint8)
     for row in range(n):
@@ -101,12 +103,13 @@ def test_tiles_of_f8g128(n: int, k: int, name: str) -> None:
             half, inside = divmod(row, inner)
             place = paired(inside, half)
         for byte in range(k):
-            expected[at(place, byte, tiles, 16896)] = codes[row, byte]
-        for tile in range(tiles):
-            begin = (place // 128 * tiles + tile) * 16896 + 16384 + place % 128 * 4
-            expected[begin : begin + 4] = np.frombuffer(array.scales[row, tile].tobytes(), np.uint8)
+            expected[at(place, byte, tiles, stride) + place // 128 * between] = codes[row, byte]
+        for group in range(groups):
+            last = group if groups > 1 else tiles - 1
+            begin = (place // 128 * tiles + last) * stride + 16384 + place // 128 * between + place % 128 * 4
+            expected[begin : begin + 4] = np.frombuffer(array.scales[row, group].tobytes(), np.uint8)
     assert (packed == expected).all()
-    found = layout.unpack(packed, (n, k), "f8g128")
+    found = layout.unpack(packed, (n, k), format)
     assert isinstance(found, BlockArray) and found.shape == (n, k)
     assert same(found.quantized().codes.view(np.uint8), np.ascontiguousarray(codes[:, :k]))
     assert same(found.quantized().scales, array.scales)
@@ -133,13 +136,12 @@ def test_kv_tiles(blocks: int, heads: int, d: int, dtype: str) -> None:
     assert same(layout.unpack(packed, shape, dtype), array)
 
 
-@pytest.mark.parametrize(
-    "name, dtype", [("tiles", "bf16"), ("tiles", "f8g128"), ("tiles_paired", "bf16"), ("tiles_paired", "f8g128")]
-)
+@pytest.mark.parametrize("name", ["tiles", "tiles_paired"])
+@pytest.mark.parametrize("dtype", ["bf16", "f8", "f8g128"])
 def test_a_run_of_granules_packs_as_it_stands_in_the_whole(name: str, dtype: str) -> None:
     """What streaming relies on: of a paired layout a run is half from the gate's rows, half from the up's."""
     n, k, layout = 600, 200, LAYOUTS[name]
-    array: Array | QuantizedArray = fp8(n, k) if dtype == "f8g128" else random((n, k), dtype)
+    array: Array | QuantizedArray = random((n, k), dtype) if dtype == "bf16" else fp8(n, k, dtype)
 
     def rows(begin: int, end: int) -> Array | QuantizedArray:
         return array.rows(begin, end) if isinstance(array, QuantizedArray) else array[begin:end]
@@ -168,7 +170,7 @@ def test_rows_beyond_a_run_time_count_do_not_move_the_others() -> None:
     ("name", "shape", "dtype", "message"),
     [
         ("tiles", (4,), "bf16", r"layout tiles: an array of shape \[4\]; accepted: a matrix"),
-        ("tiles", (4, 64), "i4g32", "layout tiles: format i4g32; accepted: f8g128 or plain elements"),
+        ("tiles", (4, 64), "i4g32", "layout tiles: format i4g32; accepted: f8, f8g128 or plain elements"),
         ("tiles_paired", (3, 8), "bf16", "layout tiles_paired: 3 rows; accepted: an even number"),
         ("kv_tiles", (2, 8), "bf16", r"layout kv_tiles: an array of shape \[2, 8\]; accepted: a cache"),
     ],

@@ -1,5 +1,5 @@
 // Rounding to format f8g128: E4M3 codes with one f32 scale for 128 columns of a row, bit for bit as
-// atlas/weights/activations.py defines it.
+// atlas/weights/e4m3.py defines it.
 #pragma once
 
 #include <cuda_fp8.h>

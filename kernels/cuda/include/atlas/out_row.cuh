@@ -16,10 +16,11 @@ template <int kColumns, class T = types::out>  // a parameter, so that branches 
 class OutRow {
   static constexpr bool kF8 = same_type<T, unsigned char>;
   static constexpr int kSize = sizeof(T);
+  static constexpr Scales kScales = kF8 ? Scales::kOfGroups : Scales::kNone;
 #ifdef ATLAS_LAYOUT_OUT_TILES
-  using Layout = TilesLayout<kColumns * kSize, kF8>;
+  using Layout = TilesLayout<kColumns * kSize, kScales>;
 #else
-  using Layout = RowMajorLayout<kColumns * kSize, kF8>;
+  using Layout = RowMajorLayout<kColumns * kSize, kScales>;
 #endif
   static constexpr int kPadded = Layout::kPaddedBytes / kSize;
 

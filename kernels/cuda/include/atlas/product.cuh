@@ -1,6 +1,7 @@
 // Tiles of products of rows with a weight matrix, for ops linear and gated_linear: TILE_M rows by
 // TILE_N columns, walking k in steps from 0 up. Ways through a step, by the operands' formats:
-// - both bf16, both f8g128, or bf16 rows and a weight of 4 bits: tensor cores (product_tile.cuh);
+// - both bf16, rows in f8g128 and a weight of E4M3, or bf16 rows and a weight of 4 bits: tensor
+//   cores (product_tile.cuh);
 // - f32: fp32 FMA (product_fma.cuh).
 // Rows beyond `rows`, columns beyond the weight's and the tail of k enter as zeros. Each step is
 // summed by itself and then added: sums stay short, and the tensor cores' truncation of long ones
@@ -21,7 +22,7 @@
 
 #include "atlas/instance.h"  // says which formats there are
 
-#if defined(ATLAS_TYPE_WEIGHT_F8G128)
+#if defined(ATLAS_TYPE_X_F8G128)
 #include "atlas/product_f8.cuh"
 #elif defined(ATLAS_TYPE_WEIGHT_BF16) || defined(ATLAS_TYPE_WEIGHT_F32)
 #include "atlas/product_bf16.cuh"
@@ -39,7 +40,7 @@ __device__ inline void product_tile(const X* x, const Weight* weight, const Op& 
     wait_for_inputs();
     return;
   }
-#if defined(ATLAS_TYPE_WEIGHT_F8G128)
+#if defined(ATLAS_TYPE_X_F8G128)
   product::tensor_core_tile<product::F8Operands>(x, weight, op, rows, first_row, first_column);
 #elif defined(ATLAS_TYPE_WEIGHT_BF16) && defined(ATLAS_TYPE_X_BF16)
   product::tensor_core_tile<product::Bf16Operands>(x, weight, op, rows, first_row, first_column);

@@ -1,5 +1,6 @@
-// Operands of product_tile.cuh: rows and weights both f8g128, row-major. A step is a group of 128
-// columns: its products are summed by themselves, then scaled by the scales of row and weight.
+// Operands of product_tile.cuh: rows in f8g128, weights in f8 or f8g128, all row-major. A step is a
+// group of 128 columns: its products are summed by themselves, then scaled by the group's scales. A
+// scale of a whole row of the weight (f8) multiplies the finished sum.
 //
 // Thread t of four takes columns 32 t .. 32 t + 31 of a step, of x and weight alike: the sum does
 // not care about their order, and they are two loads of 16 bytes. Where there is no mma of E4M3
@@ -16,13 +17,18 @@ namespace atlas::product {
 
 struct F8Operands {
   static constexpr int kStep = 128;
+#ifdef ATLAS_TYPE_WEIGHT_F8
+  static constexpr bool kFactors = true;
+#else
   static constexpr bool kFactors = false;
-  static constexpr int kGroups = ceil_div(kK, kStep);
-  static constexpr int kStride = kGroups * (kStep + 4);
+#endif
+  static constexpr int kGroups = ceil_div(kK, kStep), kCodes = kGroups * kStep;
+  static constexpr int kXStride = kCodes + kGroups * 4;
+  static constexpr int kWeightStride = kCodes + (kFactors ? 1 : kGroups) * 4;
 
   struct alignas(16) Stage {
     unsigned char x[kM * kStep], weight[kN * kStep];
-    float x_scale[kM], weight_scale[kN];
+    float x_scale[kM], weight_scale[kFactors ? 1 : kN];
   };
 
   // Runs of 16 bytes of odd rows change places in twos, so that eight threads' loads, of two rows,
@@ -35,12 +41,14 @@ struct F8Operands {
 
   template <class RowOf>
   __device__ static void load_x(Stage& stage, const unsigned char* x, RowOf row_of, int step) {
-    load<kM>(stage.x, stage.x_scale, x, row_of, step);
+    load_codes<kM, kXStride>(stage.x, x, row_of, step);
+    load_scales<kM, kXStride>(stage.x_scale, x, row_of, step);
   }
   template <class RowOf>
   __device__ static void load_weight(Stage& stage, const unsigned char* weight, RowOf row_of,
                                      int step) {
-    load<kN>(stage.weight, stage.weight_scale, weight, row_of, step);
+    load_codes<kN, kWeightStride>(stage.weight, weight, row_of, step);
+    if constexpr (!kFactors) load_scales<kN, kWeightStride>(stage.weight_scale, weight, row_of, step);
   }
 
   template <int kDown, int kAcross>
@@ -73,8 +81,8 @@ struct F8Operands {
     for (int j = 0; j < kAcross; ++j) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const float scale =
-            stage.weight_scale[column + j * kFragment + 2 * t + c] * (kNative ? 1.0f : 0x1p16f);
+        float scale = kNative ? 1.0f : 0x1p16f;
+        if constexpr (!kFactors) scale *= stage.weight_scale[column + j * kFragment + 2 * t + c];
 #pragma unroll
         for (int i = 0; i < kDown; ++i) {
 #pragma unroll
@@ -87,15 +95,24 @@ struct F8Operands {
     }
   }
 
+  __device__ static float factor(const unsigned char* weight, int row) {
+    return *reinterpret_cast<const float*>(weight + static_cast<size_t>(row) * kWeightStride +
+                                           kCodes);
+  }
+
  private:
   static constexpr bool kNative = knobs::NATIVE;
 
-  template <int kRows, class RowOf>
-  __device__ static void load(unsigned char* codes, float* scales, const unsigned char* from,
-                              RowOf row_of, int step) {
-    load_section<kRows, kStride, 0, kGroups * kStep, kStep>(codes, from, row_of, step, Place{});
-    load_section<kRows, kStride, kGroups * kStep, kGroups * 4, 4>(
-        reinterpret_cast<unsigned char*>(scales), from, row_of, step, Contiguous<4>{});
+  template <int kRows, int kStride, class RowOf>
+  __device__ static void load_codes(unsigned char* codes, const unsigned char* from, RowOf row_of,
+                                    int step) {
+    load_section<kRows, kStride, 0, kCodes, kStep>(codes, from, row_of, step, Place{});
+  }
+  template <int kRows, int kStride, class RowOf>
+  __device__ static void load_scales(float* scales, const unsigned char* from, RowOf row_of,
+                                     int step) {
+    load_section<kRows, kStride, kCodes, kGroups * 4, 4>(reinterpret_cast<unsigned char*>(scales),
+                                                         from, row_of, step, Contiguous<4>{});
   }
   // Half of a thread's 32 columns of a row.
   __device__ static uint4 run(const unsigned char* tile, int row, int t, int half) {

@@ -9,7 +9,7 @@
 namespace atlas {
 
 constexpr int kTileRows = 128, kTileRowBytes = 128, kTileBytes = kTileRows * kTileRowBytes;
-constexpr int kTileScaleBytes = kTileRows * 4;  // of f8g128: one f32 a row, after the codes
+constexpr int kTileScaleBytes = kTileRows * 4;  // f32 scales, one a row: f8g128's after each tile
 
 // Bytes of one tile in memory: formats with scales keep them behind the codes.
 template <bool kScaled>
