@@ -42,11 +42,11 @@ memory = "n * k * 33 // 32"
 // linear of E4M3 numbers: out[r, n] = sum over k of x[r, k] * weight[n, k] + bias[n].
 //
 // x [rows, k] and weight [n, k] E4M3 codes, x with an f32 scale for each row and 128 columns
-// (f8g128), weight too or with one for each row (f8); out [rows, n] f32 or bf16; all row-major; bias
-// [n] f32, or none. The products of 128 columns are summed by the tensor cores, scaled and added in
-// fp32; a row's own scale multiplies the finished sum (atlas/product_f8.cuh). A block computes
-// TILE_M rows by TILE_N columns. Bytes: n x k of weights (f8g128 33 / 32) once per TILE_M rows;
-// bound by weight bandwidth at few rows, by latency at one.
+// (f8g128), weight too or with one for each row (f8); out [rows, n] f32 or bf16; all row-major;
+// bias [n] f32, or none. The products of 128 columns are summed by the tensor cores, scaled and
+// added in fp32; a row's own scale multiplies the finished sum (atlas/product_f8.cuh). A block
+// computes TILE_M rows by TILE_N columns. Bytes: n x k of weights (f8g128 33 / 32) once per TILE_M
+// rows; bound by weight bandwidth at few rows, by latency at one.
 #include "atlas/linear_columns.cuh"
 
 ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,

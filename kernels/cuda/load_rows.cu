@@ -14,8 +14,8 @@ out = "operand"
 //
 // x [rows, k] f32 or bf16, row-major; out [rows, k] bf16 or f8 as products read it, rounded once;
 // fault [1], or none, becomes 1 if a row has a value that is not finite. A block has a row in its
-// registers, since the scale of f8 is of all of it. Bytes: k x (both elements) per row; bound by the
-// host link that brings x.
+// registers, since the scale of f8 is of all of it. Bytes: k x (both elements) per row; bound by
+// the host link that brings x.
 #include "atlas/in_row.cuh"
 #include "atlas/out_row.cuh"
 #include "atlas/pdl.cuh"

@@ -146,7 +146,7 @@ def test_winners_are_written_with_their_figures_and_used(tree: Path) -> None:
     wanted = {"ATLAS_TARGET_HW": "h200", "ATLAS_TARGET_MODEL": "smollm2-135m", "ATLAS_TARGET_QUANT": "bf16"}
     target = next(t for t in targets.select(tree, wanted).targets if t.hardware.name == "h200")
     tuned = tune.key_of(result_for(GOOD)["cases"][0])
-    declared = kernel_file.declaration(targets.resolve(target, "linear"))
+    declared = kernel_file.declaration(targets.resolve(target, "linear", dtypes=dict(tuned.dtypes)))
     assert knobs.choose(declared, tuned, target) == knobs.Chosen(GOOD, "tuned")
     other = dataclasses.replace(tuned, constants=(("n", 576), ("k", 576)))
     assert knobs.choose(declared, other, target).source == "cost model"

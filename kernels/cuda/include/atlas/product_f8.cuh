@@ -48,7 +48,8 @@ struct F8Operands {
   __device__ static void load_weight(Stage& stage, const unsigned char* weight, RowOf row_of,
                                      int step) {
     load_codes<kN, kWeightStride>(stage.weight, weight, row_of, step);
-    if constexpr (!kFactors) load_scales<kN, kWeightStride>(stage.weight_scale, weight, row_of, step);
+    if constexpr (!kFactors)
+      load_scales<kN, kWeightStride>(stage.weight_scale, weight, row_of, step);
   }
 
   template <int kDown, int kAcross>
