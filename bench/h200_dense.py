@@ -6,7 +6,8 @@ For each model and quant: a checkpoint with random weights in memory (/dev/shm),
 1. the same shape with few layers: logits of a prompt and of generated tokens against PyTorch in float32 on the same
    dequantised weights, and greedy tokens alone and in a batch;
 2. decode: C requests of 128 random tokens in, 1,024 out, greedy, in this process: C = 1, 8, 32, 128; aggregate tokens/s
-   from the first request's start to the last one's end, and the median step;
+   from the first request's start to the last one's end, the median step, what the host took of it, and what steps far
+   above the median lost;
 3. prefill: 1 x 8,192 and 16 x 2,048 tokens, best of 3;
 4. seconds of a decode step by kernel, and how much of the read ceiling each reaches.
 
@@ -26,12 +27,15 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from atlas.engine.engine import Engine
 from atlas.engine.messages import SamplingParams
 from atlas.models import family_of, fusion
+from atlas.runtime import loader
+from atlas.runtime.backend import Backend, BoundProgram
 from atlas.runtime.runner import Runner, RunnerOptions
 from atlas.runtime.step import PHASE_DECODE
 from atlas.targets.quant import recipe
@@ -39,6 +43,7 @@ from atlas.targets.shape import Shard
 from atlas.weights import open_checkpoint
 from bench import random_checkpoint
 from bench.predict_decode import kv_bytes, weight_bytes
+from bench.step_times import StepTimes
 
 READ_CEILING = 4.65e12
 """Bytes per second that plain reads reach on this card."""
@@ -117,14 +122,24 @@ PACKS: dict[tuple[str, str], str] = {}
 """Kernel packs to use instead of what is installed, by model and quant."""
 
 
-def load(model: str, folder: Path, quant: str, **options: Any) -> Runner:
+def load(model: str, folder: Path, quant: str, made_up: bool = False, **options: Any) -> Runner:
+    """made_up: weights are not the checkpoint's but small random bytes, to time a format that takes long to make."""
     packs = (PACKS[model, quant],) if (model, quant) in PACKS else ()
-    with open_checkpoint(folder) as checkpoint:
+    with open_checkpoint(folder) as checkpoint, mock.patch.object(loader, "load", _made_up if made_up else loader.load):
         return Runner.load(checkpoint, RunnerOptions(backend="cuda", quant=quant, kernel_packs=packs, **options))
 
 
+def _made_up(checkpoint: Any, backend: Backend, bound: BoundProgram, *rest: Any) -> int:
+    """As `loader.load`. Every byte is below 0x38: a small finite number in every format, codes and scales alike."""
+    begin, end = bound.plan.regions["weights"]
+    part = np.random.default_rng().integers(0, 0x38, 64 << 20, np.uint8)
+    for offset in range(begin, end, part.nbytes):
+        backend.write(offset, part[: end - offset])
+    return end - begin
+
+
 def generate(engine: Engine, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], float, list[float]]:
-    """Greedy tokens of all prompts together; seconds from the first step on, to the end and to every output."""
+    """Greedy tokens of all prompts together; seconds from the first request on, to the end and to every output."""
     results: list[list[int]] = [[] for _ in prompts]
     times = []
     started = time.perf_counter()
@@ -275,11 +290,12 @@ def first_token(model: str, folder: Path, quant: str) -> dict[str, Any]:
     return found
 
 
-def timings(model: str, folder: Path, quant: str, kernels: bool = True) -> dict[str, Any]:
+def timings(model: str, folder: Path, quant: str, kernels: bool = True, made_up: bool = False) -> dict[str, Any]:
     started = time.perf_counter()
-    runner = load(model, folder, quant, max_context=CONTEXT, max_seqs=128, kv_memory_bytes=40 << 30)
+    runner = load(model, folder, quant, made_up, max_context=CONTEXT, max_seqs=128, kv_memory_bytes=40 << 30)
     result: dict[str, Any] = {
         "kernel_set": runner.choice.name,
+        **({"weights": "random bytes"} if made_up else {}),
         "load_seconds": round(time.perf_counter() - started, 2),
         "ledger": {name: round(seconds, 3) for name, seconds in runner.ledger},
         "memory": dict(runner.memory),
@@ -294,13 +310,16 @@ def timings(model: str, folder: Path, quant: str, kernels: bool = True) -> dict[
     known = expected(model, quant)
     generate(engine, prompts(2, IN), 8)
     for column, count in enumerate(CONCURRENCY):
-        tokens, seconds, times = generate(engine, prompts(count, IN), OUT)
+        steps, given = StepTimes(), prompts(count, IN)
+        with steps.watch(engine):
+            tokens, seconds, times = generate(engine, given, OUT)
         assert all(len(each) == OUT for each in tokens)
         result["decode"][count] = {
             "tokens_per_second": round(count * OUT / seconds, 1),
             "step_ms": round(float(statistics.median(np.diff(times[len(times) // 4 :]))) * 1e3, 4),
             "first_token_ms": round(times[0] * 1e3, 2),
             "replay_ms": replay_ms(runner, count),
+            **steps.summary(count * (OUT - 1)),
             **{name: row[column] for name, row in known.items() if len(row) > column},
         }
         print(model, quant, f"C={count}", result["decode"][count], flush=True)
@@ -330,6 +349,7 @@ def main() -> int:
     parser.add_argument("--no-timing", action="store_true")
     parser.add_argument("--no-start", action="store_true", help="leave out the start of a process")
     parser.add_argument("--no-kernels", action="store_true", help="leave out the times by kernel")
+    parser.add_argument("--made-up-weights", action="store_true", help="time with random bytes as weights: see load")
     given = parser.parse_args()
     for path in given.packs.glob("*.atlaspack") if given.packs else ():
         model, quant, _ = path.name.rsplit(".", 2)
@@ -359,7 +379,7 @@ def main() -> int:
                     if not given.no_start:
                         case["start"] = first_token(model, whole, quant)
                         print(model, quant, "start", case["start"], flush=True)
-                    case |= timings(model, whole, quant, not given.no_kernels)
+                    case |= timings(model, whole, quant, not given.no_kernels, given.made_up_weights)
             except Exception as error:  # one case's failure must not hide the others' figures
                 case["error"] = f"{type(error).__name__}: {error}"
                 passed = False

@@ -8,6 +8,7 @@ be sent yet stays in a buffer.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import select
@@ -131,6 +132,9 @@ def load(config: EngineConfig, channel: Channel) -> Engine:
             memory=runner.memory,
         )
     )
+    # What is loaded stays until the process ends: a full collection, which steps then wait for, need not look at it.
+    gc.collect()
+    gc.freeze()
     return Engine(runner)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 from collections import deque
 
@@ -15,7 +14,7 @@ from atlas.engine.sampling import check
 from atlas.engine.sampling_state import bias_row, count_row, token_mask
 from atlas.engine.scheduler import Plan, Scheduler
 from atlas.engine.sequence import Sequence
-from atlas.engine.step_builder import LogitRow, fill
+from atlas.engine.step_builder import LogitRows, SlotParameters, fill
 from atlas.errors import RequestError
 from atlas.runtime.flight import InFlight
 from atlas.runtime.runner import Logprobs, Runner
@@ -28,7 +27,7 @@ class _Step:
     """A submitted step and the logit rows whose results it will bring."""
 
     in_flight: InFlight
-    rows: list[LogitRow]
+    rows: LogitRows
 
 
 class Engine:
@@ -50,10 +49,11 @@ class Engine:
             max_seqs,
             limits.n_slots,
             limits.n_logits,
-            runner.config.rope_set,
+            runner.config.rope_set if runner.config.rope_switch else None,
             runner.max_context,
             runner.decode_rows,
         )
+        self._slots = SlotParameters(limits.n_slots)
         self.steps = 0
         self._sequences: dict[str, Sequence] = {}
         self._submitted: deque[_Step] = deque()
@@ -102,64 +102,72 @@ class Engine:
 
     def _submit(self, plan: Plan) -> None:
         for chunk in plan.chunks:
-            self._prepare_slot(chunk.sequence)
-        rows = fill(self.runner.block, plan.chunks, plan.phase)
+            if not chunk.sequence.slot_ready:
+                self._prepare_slot(chunk.sequence)
+        rows = fill(self.runner.block, plan.chunks, self._slots, plan.phase)
         vocab = self.runner.config.shape.vocab_size
-        masks = [token_mask(row.sequence, vocab) for row in rows if row.mask is not None]
-        logprobs = any(row.n_top is not None for row in rows)
-        in_flight = self.runner.submit(np.stack(masks) if masks else None, logprobs)
+        masks = [token_mask(sequence, vocab) for sequence in rows.masked]
+        in_flight = self.runner.submit(np.stack(masks) if masks else None, rows.logprobs)
         self._submitted.append(_Step(in_flight, rows))
         self.steps += 1
         for chunk in plan.chunks:
             sequence, samples = chunk.sequence, chunk.samples
             sequence.computed += chunk.rows
             if samples:
-                sequence.in_flight += 1
+                sequence.length += 1
                 sequence.last_token_on_device = True
 
     def _collect(self) -> list[SequenceOutput]:
         """Wait for the oldest step. What it brings to a request that has ended meanwhile is dropped."""
         step = self._submitted.popleft()
         tokens, logprobs = self.runner.collect(step.in_flight)
-        results = []
-        for i, (row, token) in enumerate(zip(step.rows, tokens.tolist(), strict=True)):
-            if row.target is None:
-                row.sequence.in_flight -= 1
-            if self._sequences.get(row.sequence.request_id) is row.sequence:
-                results.append((row, token, _report(logprobs, i, row, token) if logprobs is not None else None))
-        groups = itertools.groupby(results, key=lambda result: result[0].sequence)
-        return [self._output(sequence, list(group)) for sequence, group in groups]
+        outputs: list[SequenceOutput] = []
+        prompt: list[TokenLogprobs] = []  # of the sequence whose rows these are
+        sequences, targets, vocab = step.rows.sequences, step.rows.targets, self.runner.config.shape.vocab_size
+        for i, (sequence, token) in enumerate(zip(sequences, tokens.tolist(), strict=True)):
+            if self._sequences.get(sequence.request_id) is not sequence:
+                continue
+            target = targets.get(i)
+            report = _report(logprobs, i, sequence, token, target) if logprobs is not None else None
+            if not 0 <= token < vocab:  # INVALID_TOKEN
+                outputs.append(self._fail(sequence, target))
+            elif target is None:
+                outputs.append(self._append(sequence, token, () if report is None else (report,), tuple(prompt)))
+            else:
+                assert report is not None
+                prompt.append(report)
+                sequence.prompt_reported = target + 1
+                if sequence in sequences[i + 1 : i + 2]:
+                    continue
+                outputs.append(SequenceOutput(sequence.request_id, [], prompt_logprobs=tuple(prompt)))
+            prompt.clear()
+        return outputs
 
     def _prepare_slot(self, sequence: Sequence) -> None:
-        """Write the per-slot state that a sequence uses, when it has just been given a slot."""
-        if sequence.slot_ready:
-            return
+        """Write the per-slot state of a sequence that has just been given a slot."""
         vocab = self.runner.config.shape.vocab_size
+        self._slots.write(sequence.slot, sequence.sampling)
         if sequence.sampling.logit_bias:
             self.runner.write_slot("logit_bias", sequence.slot, bias_row(sequence.sampling, vocab))
         if sequence.sampling.penalises:
             self.runner.write_slot("token_count", sequence.slot, count_row(sequence, vocab))
         sequence.slot_ready = True
 
-    def _output(self, sequence: Sequence, results: list[tuple[LogitRow, int, TokenLogprobs | None]]) -> SequenceOutput:
-        """What a step's rows of one sequence mean for it."""
-        prompt: list[TokenLogprobs] = []
-        for row, token, report in results:
-            if not 0 <= token < self.runner.config.shape.vocab_size:  # INVALID_TOKEN
-                self._finish(sequence)
-                position = len(sequence.tokens) if row.target is None else row.target
-                error = f"the model's logits at position {position} are not finite numbers; no token can be chosen"
-                return SequenceOutput(sequence.request_id, [], "error", error)
-            if row.target is None:
-                return self._append(sequence, token, [] if report is None else [report], prompt)
-            assert report is not None
-            prompt.append(report)
-            sequence.prompt_reported = row.target + 1
-        return SequenceOutput(sequence.request_id, [], prompt_logprobs=prompt)
+    def _fail(self, sequence: Sequence, target: int | None) -> SequenceOutput:
+        """End a sequence whose logits are no numbers."""
+        self._finish(sequence)
+        position = len(sequence.tokens) if target is None else target
+        error = f"the model's logits at position {position} are not finite numbers; no token can be chosen"
+        return SequenceOutput(sequence.request_id, [], "error", error)
 
     def _append(
-        self, sequence: Sequence, token: int, logprobs: list[TokenLogprobs], prompt: list[TokenLogprobs]
+        self,
+        sequence: Sequence,
+        token: int,
+        logprobs: tuple[TokenLogprobs, ...],
+        prompt: tuple[TokenLogprobs, ...],
     ) -> SequenceOutput:
+        """What a sampled token means for its sequence."""
         params = sequence.sampling
         if params.max_tokens == 0:
             self._finish(sequence)
@@ -194,15 +202,15 @@ class Engine:
         )
 
 
-def _report(logprobs: Logprobs, i: int, row: LogitRow, sampled: int) -> TokenLogprobs | None:
+def _report(logprobs: Logprobs, i: int, sequence: Sequence, sampled: int, target: int | None) -> TokenLogprobs | None:
     """Row `i` of a step's log-probabilities, as the request asked for it."""
-    if row.n_top is None:
+    n_top = sequence.sampling.logprobs if target is None else sequence.sampling.prompt_logprobs
+    if n_top is None:
         return None
-    token = sampled if row.target is None else row.sequence.tokens[row.target]
     return TokenLogprobs(
-        token,
+        sampled if target is None else sequence.tokens[target],
         float(logprobs.logprob[i]),
         int(logprobs.rank[i]),
-        logprobs.top_token[i, : row.n_top].tolist(),
-        logprobs.top_logprob[i, : row.n_top].tolist(),
+        logprobs.top_token[i, :n_top].tolist(),
+        logprobs.top_logprob[i, :n_top].tolist(),
     )

@@ -83,7 +83,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     memory: list[tuple[str, int]] = []
 
 
-class SequenceOutput(msgspec.Struct, frozen=True):
+class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
     """New tokens of one request. After a `finish_reason` nothing more is sent for it.
 
     error: set with finish_reason "error": one sentence for the client.
@@ -91,14 +91,17 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     prompt_logprobs: those of the prompt's next tokens, if the request asked: they come in order, some in each
         output while the prompt is computed, and all of them before the first token. The prompt's first token
         has none.
+
+    Hundreds are made in a step. `gc=False`: they must not make Python's cycle collector run, which now and then looks
+    at all objects of the process, while the device waits. Nothing that they hold can refer to them.
     """
 
     request_id: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     error: str | None = None
-    logprobs: list[TokenLogprobs] = []
-    prompt_logprobs: list[TokenLogprobs] = []
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     @staticmethod
     def join(outputs: Sequence[SequenceOutput]) -> SequenceOutput:
@@ -110,8 +113,8 @@ class SequenceOutput(msgspec.Struct, frozen=True):
             [token for output in outputs for token in output.token_ids],
             outputs[-1].finish_reason,
             outputs[-1].error,
-            [entry for output in outputs for entry in output.logprobs],
-            [entry for output in outputs for entry in output.prompt_logprobs],
+            tuple(entry for output in outputs for entry in output.logprobs),
+            tuple(entry for output in outputs for entry in output.prompt_logprobs),
         )
 
 

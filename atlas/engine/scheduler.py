@@ -21,7 +21,7 @@ from atlas.engine.sequence import Sequence
 from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class Chunk:
     """Rows of one sequence in a step: tokens [computed, computed + rows)."""
 
@@ -70,7 +70,7 @@ class Scheduler:
     """Queues and admission. `running` is in order of admission.
 
     max_logits: rows of one step whose logits can be computed, at least `max_seqs`.
-    rope_set: a sequence's length -> which RoPE frequencies all its positions use.
+    rope_set: a sequence's length -> which RoPE frequencies all its positions use; None: there is but one set.
     max_context: tokens of one sequence.
     decode_rows: rows of one decode step, on a backend with phases; 0: rows of all kinds share steps.
     """
@@ -82,7 +82,7 @@ class Scheduler:
         max_seqs: int,
         n_slots: int,
         max_logits: int,
-        rope_set: Callable[[int], int] = lambda length: 0,
+        rope_set: Callable[[int], int] | None = None,
         max_context: int = 2**31,
         decode_rows: int = 0,
     ) -> None:
@@ -96,7 +96,9 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
-        sequence.rope_set = self._rope_set(len(sequence.tokens))
+        sequence.last_length = min(sequence.last_length, self._max_context)
+        if self._rope_set is not None:
+            sequence.rope_set = self._rope_set(sequence.length)
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -123,6 +125,8 @@ class Scheduler:
 
     def _turn_ropes(self, drained: bool) -> None:
         """Restart sequences whose last token changed the RoPE frequencies of all."""
+        if self._rope_set is None:
+            return
         for sequence in self.running:
             # Frequencies follow from the length at the end of the step. Where the last token changes them, a
             # fresh prefill would turn every key otherwise than the cached ones are.
@@ -133,7 +137,7 @@ class Scheduler:
                 sequence.restart()
 
     def _plan(self, drained: bool) -> Plan:
-        running = [s for s in self.running if not s.complete and s.length < self._max_context]
+        running = [s for s in self.running if s.length < s.last_length]
         if not self._decode_rows:
             step = _Budget(self.max_rows, self.max_logits)
             self._continue([s for s in running if s.pending == 1], step, drained)
@@ -178,7 +182,7 @@ class Scheduler:
             self.waiting.popleft()
             sequence.slot = self._slots.pop()
             self.running.append(sequence)
-            sequence.blocks += self.pool.allocate(sequence.blocks_missing(rows))
+            sequence.add_blocks(self.pool.allocate(sequence.blocks_missing(rows)))
             step.add(sequence, rows)
 
     def _fit(self, sequence: Sequence, step: _Budget) -> int:
@@ -203,7 +207,7 @@ class Scheduler:
             if victim is sequence:
                 return False
         if missing > 0:
-            sequence.blocks += self.pool.allocate(missing)
+            sequence.add_blocks(self.pool.allocate(missing))
         return True
 
     def _preempt(self, victim: Sequence) -> None:
@@ -214,6 +218,6 @@ class Scheduler:
         self.waiting.appendleft(victim)
 
     def _give_back(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks)
+        self.pool.release(sequence.take_blocks())
         self._slots.append(sequence.slot)
-        sequence.blocks, sequence.slot = [], -1
+        sequence.slot = -1

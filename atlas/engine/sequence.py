@@ -10,13 +10,16 @@ from atlas.engine.messages import SamplingParams
 from atlas.runtime.backend import Array
 from atlas.targets.shape import KV_BLOCK_SIZE
 
+_NO_BLOCKS: Array = np.zeros(0, np.int32)
+
 
 @dataclasses.dataclass(eq=False)
 class Sequence:
     """A request while it is in the engine.
 
     tokens: prompt, then generated tokens; the only record of both.
-    in_flight: tokens that submitted steps sample after them and the host has not seen.
+    length: tokens, with those that submitted steps sample after them and the host has not seen.
+    last_length: the length with all the tokens that were asked for. Stop tokens end a sequence earlier.
     computed: leading tokens whose K and V are in the cache once the submitted steps have run. One source of
         truth: every position that a step uses is derived from it.
     blocks: KV blocks in order; empty while waiting.  slot: its row of per-slot state, -1 while waiting.
@@ -24,6 +27,7 @@ class Sequence:
         (ModelConfig.rope_set); the scheduler keeps it.
     last_token_on_device: the last token is, or will be, sampled into the slot by the previous step.
     slot_ready: the slot holds this sequence's bias and token counts (where it uses them).
+    table: `blocks` as an int32 array.
     prompt_reported: leading prompt tokens whose log-probabilities need not be sent: they were, or nobody can
         say (the first). A sequence that is computed again after a preemption reports nothing twice.
     """
@@ -32,7 +36,8 @@ class Sequence:
     prompt_length: int
     tokens: list[int]
     sampling: SamplingParams
-    in_flight: int = 0
+    length: int = dataclasses.field(init=False)
+    last_length: int = dataclasses.field(init=False)
     computed: int = 0
     blocks: list[int] = dataclasses.field(default_factory=list)
     slot: int = -1
@@ -40,12 +45,11 @@ class Sequence:
     last_token_on_device: bool = False
     slot_ready: bool = False
     prompt_reported: int = 1
-    _table: tuple[list[int], Array] | None = dataclasses.field(default=None, repr=False)
+    table: Array = dataclasses.field(default_factory=lambda: _NO_BLOCKS, repr=False)
 
-    @property
-    def length(self) -> int:
-        """Tokens, those in flight included."""
-        return len(self.tokens) + self.in_flight
+    def __post_init__(self) -> None:
+        self.length = len(self.tokens)
+        self.last_length = self.prompt_length + max(1, self.sampling.max_tokens)
 
     @property
     def generated(self) -> int:
@@ -57,20 +61,19 @@ class Sequence:
         """Tokens not yet in the cache: 1 for a decoding sequence, more while its prompt is prefilled."""
         return self.length - self.computed
 
-    @property
-    def complete(self) -> bool:
-        """All the tokens that were asked for are generated or in flight. Stop tokens end a sequence earlier."""
-        return self.generated >= max(1, self.sampling.max_tokens)
-
     def blocks_missing(self, rows: int) -> int:
         """KV blocks to allocate before `rows` more tokens can be computed."""
         return -(-(self.computed + rows) // KV_BLOCK_SIZE) - len(self.blocks)
 
-    def block_table(self) -> Array:
-        """`blocks` as an int32 array, made anew only when they have changed."""
-        if self._table is None or self._table[0] is not self.blocks or len(self._table[1]) != len(self.blocks):
-            self._table = (self.blocks, np.array(self.blocks, np.int32))
-        return self._table[1]
+    def add_blocks(self, blocks: list[int]) -> None:
+        """More blocks, behind those that the sequence has."""
+        self.blocks += blocks
+        self.table = np.concatenate((self.table, np.array(blocks, np.int32)))
+
+    def take_blocks(self) -> list[int]:
+        """All its blocks, which it then has no more."""
+        blocks, self.blocks, self.table = self.blocks, [], _NO_BLOCKS
+        return blocks
 
     def prompt_targets(self, rows: int) -> range:
         """Positions of the prompt tokens whose log-probabilities the next `rows` rows have to give."""
@@ -82,7 +85,8 @@ class Sequence:
 
     def logit_rows(self, rows: int) -> int:
         """How many of the next `rows` rows need logits; no row needs them twice."""
-        return len(self.prompt_targets(rows)) + (self.computed + rows == self.length)
+        samples = self.computed + rows == self.length
+        return samples if self.sampling.prompt_logprobs is None else len(self.prompt_targets(rows)) + samples
 
     @property
     def masked(self) -> bool:
@@ -94,6 +98,6 @@ class Sequence:
         self.computed, self.last_token_on_device = 0, False
 
     def preempt(self) -> None:
-        """Forget what the device holds; the tokens stay and are computed again later."""
+        """Forget what the device held; the tokens stay and are computed again later."""
         self.restart()
-        self.blocks, self.slot, self.slot_ready = [], -1, False
+        self.slot_ready = False

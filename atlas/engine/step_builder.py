@@ -5,113 +5,135 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence as List
 
+import numpy as np
+
+from atlas.engine.sampling import SamplingParams
 from atlas.engine.scheduler import Chunk
 from atlas.engine.sequence import Sequence
 from atlas.ops.adjust_logits import ADJUST_BIAS, ADJUST_MASK, ADJUST_PENALTIES
-from atlas.runtime.step import PHASE_PREFILL, ROW_DECODE, ROW_PREFILL, StepBlock
+from atlas.runtime.step import FIELDS, PHASE_PREFILL, ROW_DECODE, ROW_PREFILL, StepBlock
 
 MAX_TOP_K = 2**31 - 1
 """What the field holds; more than any vocabulary has."""
 
+_PARAMETERS = (
+    *("logit_adjust", "logit_n_top", "logit_temperature", "logit_top_k", "logit_top_p", "logit_min_p", "logit_seed"),
+    *("logit_repetition", "logit_frequency", "logit_presence"),
+)
+"""Fields of a logit row that are the same in every step of a sequence, in the order of `_parameters`."""
 
-@dataclasses.dataclass(frozen=True)
-class LogitRow:
-    """One row of logits that a step yields.
 
-    target: position of the prompt token whose log-probability is wanted; None: the next token is sampled.
-    n_top: likeliest tokens to report; None: no log-probabilities.
-    mask: row of the mask that has to be delivered before sampling; None: no mask.
+class SlotParameters:
+    """How the sequence of each slot is sampled: an array for each of `_PARAMETERS`, so that a step's logit rows take
+    theirs by one indexing of each. The last entry is for rows that only report log-probabilities."""
+
+    def __init__(self, n_slots: int) -> None:
+        dtypes = {field.name: np.dtype(field.dtype.replace("i", "int").replace("f", "float")) for field in FIELDS}
+        self.arrays = {name: np.zeros(n_slots + 1, dtypes[name]) for name in _PARAMETERS}
+        self.reporting = n_slots
+        self.write(n_slots, SamplingParams(max_tokens=1, temperature=0.0))
+
+    def write(self, slot: int, params: SamplingParams) -> None:
+        """`slot` belongs to a sequence with these parameters."""
+        adjust = ADJUST_BIAS if params.logit_bias else 0
+        adjust |= ADJUST_PENALTIES if params.penalises else 0
+        values = (
+            adjust,
+            -1 if params.logprobs is None else params.logprobs,
+            params.temperature,
+            min(params.top_k, MAX_TOP_K),
+            params.top_p,
+            params.min_p,
+            params.seed,
+            params.repetition_penalty,
+            params.frequency_penalty,
+            params.presence_penalty,
+        )
+        for array, value in zip(self.arrays.values(), values, strict=True):
+            array[slot] = value
+
+
+@dataclasses.dataclass
+class LogitRows:
+    """The rows of logits that a step yields.
+
+    sequences: whose they are; those of one sequence stand together and in order of position.
+    targets: row -> position of the prompt token whose log-probability is wanted. From other rows a token is sampled.
+    masked: sequences with a mask that has to be delivered before sampling, in the order of the masks.
+    logprobs: some row wants log-probabilities.
     """
 
-    sequence: Sequence
-    target: int | None
-    n_top: int | None
-    mask: int | None = None
+    sequences: list[Sequence] = dataclasses.field(default_factory=list)
+    targets: dict[int, int] = dataclasses.field(default_factory=dict)
+    masked: list[Sequence] = dataclasses.field(default_factory=list)
+    logprobs: bool = False
 
 
-def fill(block: StepBlock, chunks: List[Chunk], phase: int = PHASE_PREFILL) -> list[LogitRow]:
-    """Fill the block. Returns its logit rows, those of one sequence together and in order of position.
+def fill(block: StepBlock, chunks: List[Chunk], slots: SlotParameters, phase: int = PHASE_PREFILL) -> LogitRows:
+    """Fill the block. Returns its logit rows.
 
     A decoding row names no token: the device still holds it in the sequence's slot, so the row can be
     scheduled before the host has seen the token.
+
+    Almost everything here is done once a step for a whole array and not once a row: the host must be done before
+    the device is, which takes 2 ms for 128 rows of a small model.
     """
     block.set_phase(phase)
-    tokens: list[int] = []
-    positions: list[int] = []
-    seqs: list[int] = []
-    kinds: list[int] = []
-    slots: list[int] = []
-    ropes: list[int] = []
-    logits: list[LogitRow] = []
-    fields: list[tuple[float, ...]] = []
-    masks = 0
-    for index, chunk in enumerate(chunks):
-        sequence, rows, begin, samples = chunk.sequence, chunk.rows, chunk.sequence.computed, chunk.samples
-        row = len(tokens)
-        tokens += [-1] * rows if sequence.last_token_on_device else sequence.tokens[begin : begin + rows]
-        positions += range(begin, begin + rows)
-        seqs += [index] * rows
-        kinds += [ROW_DECODE if samples and rows == 1 else ROW_PREFILL] * rows
-        slots.append(sequence.slot)
-        ropes.append(sequence.rope_set)
-        table = sequence.block_table()
-        block.block_table[index, : len(table)] = table
-        for target in sequence.prompt_targets(rows):
-            fields.append(_report(row + target - 1 - begin, target, sequence))
-            logits.append(LogitRow(sequence, target, sequence.sampling.prompt_logprobs))
-        if samples:
-            mask = masks if sequence.masked else None
-            masks += mask is not None
-            fields.append(_sample(row + rows - 1, sequence, mask))
-            logits.append(LogitRow(sequence, None, sequence.sampling.logprobs, mask))
-    # One assignment a field, not one an entry: the host must be done before the device is.
-    block.row_token[: len(tokens)] = tokens
-    block.row_position[: len(tokens)] = positions
-    block.row_seq[: len(tokens)] = seqs
-    block.row_kind[: len(tokens)] = kinds
-    block.seq_slot[: len(chunks)] = slots
-    block.seq_rope[: len(chunks)] = ropes
-    for name, values in zip(_LOGIT_FIELDS, zip(*fields, strict=True), strict=False):
-        getattr(block, name)[: len(fields)] = values
-    block.set_symbols({"n_rows": len(tokens), "n_seqs": len(chunks), "n_logits": len(logits)})
+    sequences = [chunk.sequence for chunk in chunks]
+    rows = np.array([chunk.rows for chunk in chunks], np.int32)
+    begins = np.array([sequence.computed for sequence in sequences], np.int32)
+    ends = np.cumsum(rows, dtype=np.int32)
+    firsts, n_rows = ends - rows, int(ends[-1])
+    samples = begins + rows == np.array([sequence.length for sequence in sequences], np.int32)
+    block.row_token[:n_rows] = -1
+    block.row_position[:n_rows] = np.arange(n_rows) + np.repeat(begins - firsts, rows)
+    block.row_seq[:n_rows] = np.repeat(np.arange(len(chunks)), rows)
+    block.row_kind[:n_rows] = np.repeat(np.where(samples & (rows == 1), ROW_DECODE, ROW_PREFILL), rows)
+    block.seq_slot[: len(chunks)] = [sequence.slot for sequence in sequences]
+    block.seq_rope[: len(chunks)] = [sequence.rope_set for sequence in sequences]
+    logits = LogitRows()
+    logit_rows: list[int] = []
+    owners: list[int] = []
+    masks: list[int] = []
+    for index, (chunk, first, sampled) in enumerate(zip(chunks, firsts.tolist(), samples.tolist(), strict=True)):
+        sequence, begin = chunk.sequence, chunk.sequence.computed
+        block.block_table[index, : len(sequence.table)] = sequence.table
+        if not sequence.last_token_on_device:
+            block.row_token[first : first + chunk.rows] = sequence.tokens[begin : begin + chunk.rows]
+        for target in sequence.prompt_targets(chunk.rows):
+            logits.targets[len(logit_rows)] = target
+            logits.sequences.append(sequence)
+            logit_rows.append(first + target - 1 - begin)
+            owners.append(slots.reporting)
+        if sampled:
+            if sequence.masked:
+                logits.masked.append(sequence)
+                masks.append(len(logit_rows))
+            logits.sequences.append(sequence)
+            logit_rows.append(first + chunk.rows - 1)
+            owners.append(sequence.slot)
+    _fill_logits(block, logits, logit_rows, owners, masks, slots)
+    block.set_symbols({"n_rows": n_rows, "n_seqs": len(chunks), "n_logits": len(logit_rows)})
     return logits
 
 
-_LOGIT_FIELDS = (
-    *("logit_row", "logit_slot", "logit_mask", "logit_position", "logit_adjust", "logit_n_top", "logit_target"),
-    *("logit_temperature", "logit_top_k", "logit_top_p", "logit_min_p", "logit_seed"),
-    *("logit_repetition", "logit_frequency", "logit_presence"),
-)
-"""In the order in which the two below give a logit row's values."""
-
-
-def _report(row: int, target: int, sequence: Sequence) -> tuple[float, ...]:
-    """A logit row of row `row` for the log-probability of the prompt token at `target`. Nothing is sampled."""
-    n_top = sequence.sampling.prompt_logprobs
-    assert n_top is not None
-    return (row, -1, -1, target, 0, n_top, sequence.tokens[target], 0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0)
-
-
-def _sample(row: int, sequence: Sequence, mask: int | None) -> tuple[float, ...]:
-    """A logit row of row `row` from which the sequence's next token is sampled."""
-    params = sequence.sampling
-    adjust = ADJUST_BIAS if params.logit_bias else 0
-    adjust |= ADJUST_PENALTIES if params.penalises else 0
-    adjust |= ADJUST_MASK if mask is not None else 0
-    return (
-        row,
-        sequence.slot,
-        -1 if mask is None else mask,
-        sequence.length,
-        adjust,
-        -1 if params.logprobs is None else params.logprobs,
-        -1,
-        params.temperature,
-        min(params.top_k, MAX_TOP_K),
-        params.top_p,
-        params.min_p,
-        params.seed,
-        params.repetition_penalty,
-        params.frequency_penalty,
-        params.presence_penalty,
-    )
+def _fill_logits(
+    block: StepBlock, logits: LogitRows, rows: list[int], owners: list[int], masks: list[int], slots: SlotParameters
+) -> None:
+    """The fields of logit rows. rows, owners: by logit row, its row of the step and its entry of `slots`. masks: the
+    logit rows that have one."""
+    n, index = len(rows), np.array(owners, np.intp)
+    for name, array in slots.arrays.items():
+        block.fields[name][:n] = array[index]
+    block.logit_row[:n] = rows
+    block.logit_slot[:n] = index
+    block.logit_position[:n] = [sequence.length for sequence in logits.sequences]
+    block.logit_mask[:n] = block.logit_target[:n] = -1
+    for row, target in logits.targets.items():
+        sequence = logits.sequences[row]
+        block.logit_slot[row], block.logit_position[row] = -1, target
+        block.logit_target[row], block.logit_n_top[row] = sequence.tokens[target], sequence.sampling.prompt_logprobs
+    if masks:
+        block.logit_mask[masks] = np.arange(len(masks))
+        block.logit_adjust[masks] |= ADJUST_MASK
+    logits.logprobs = bool((block.logit_n_top[:n] >= 0).any())

@@ -14,7 +14,7 @@ from atlas.engine.engine import Engine
 from atlas.engine.sampling import SamplingParams
 from atlas.engine.scheduler import Chunk
 from atlas.engine.sequence import Sequence as EngineSequence
-from atlas.engine.step_builder import fill
+from atlas.engine.step_builder import SlotParameters, fill
 from atlas.targets.shape import KV_BLOCK_SIZE
 
 Array = npt.NDArray[Any]
@@ -66,12 +66,12 @@ def run(
             sequence = EngineSequence("", 0, sequences[index].tokens, SamplingParams(max_tokens=1))
             sequence.slot = 0  # read by nobody: every row names its token
             sequence.rope_set = runner.config.rope_set(len(sequence.tokens))
-            sequence.blocks = engine.pool.allocate(sequences[index].blocks)
+            sequence.add_blocks(engine.pool.allocate(sequences[index].blocks))
             pending.append((index, sequence))
-        unfinished = list(pending)
+        unfinished, slots = list(pending), SlotParameters(1)
         while unfinished and go_on():
             chunks, wanted = _plan(unfinished, sequences, runner.limits.n_rows, runner.limits.n_logits)
-            fill(runner.block, chunks)
+            fill(runner.block, chunks, slots)
             rows = np.concatenate([np.arange(end - count, end) for _, _, count, end in wanted])
             runner.block.logit_row[: len(rows)] = rows
             runner.block.set_symbols({"n_logits": len(rows)})

@@ -196,7 +196,7 @@ def test_no_tokens_may_be_asked_for(model: Path) -> None:
     """max_tokens 0 computes the prompt only: for scoring."""
     prompt = prompts(1)[0]
     output = alone(model, prompt, SamplingParams(max_tokens=0, prompt_logprobs=1))
-    assert (output.token_ids, output.logprobs, output.finish_reason) == ([], [], "length")
+    assert (output.token_ids, output.logprobs, output.finish_reason) == ([], (), "length")
     longer = alone(model, prompt, SamplingParams(max_tokens=3, prompt_logprobs=1))
     assert output.prompt_logprobs == longer.prompt_logprobs and len(output.prompt_logprobs) == len(prompt) - 1
 

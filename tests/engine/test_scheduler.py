@@ -26,6 +26,7 @@ def advance(scheduler: Scheduler) -> dict[str, int]:
         chunk.sequence.computed += chunk.rows
         if samples:
             chunk.sequence.tokens.append(0)
+            chunk.sequence.length += 1
     return {chunk.sequence.request_id: chunk.rows for chunk in chunks}
 
 
@@ -153,6 +154,7 @@ def test_every_sequence_finishes_and_every_block_comes_back(
             s.computed += chunk.rows
             if samples:
                 s.tokens.append(0)
+                s.length += 1
                 if s.generated >= min(finish[int(s.request_id)], 16 * blocks - s.prompt_length):
                     scheduler.remove(s)
                     live.remove(s)
