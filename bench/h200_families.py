@@ -1,11 +1,13 @@
-"""Every family and option on a GPU: tiny models in bf16 against transformers' float32 logits.
+"""Every family and option on a GPU: tiny models against transformers' float32 logits, and against `reference` buffer
+by buffer.
 
     python -m bench.h200_families --prepare FOLDER [--hw h200]     anywhere; needs the compiler wheels
     python -m bench.h200_families --run FOLDER --out FILE.json     on the device
 
-The first writes the models of tests/family_models.py and compiles a kernel pack for each; the second loads each on
-`cuda` and compares logits, and one decoding step in a batch with the same row alone, bit for bit. Models with experts
-have no CUDA kernels yet and are left out by name. Exits 1 if anything is out of bounds.
+The first writes the models of tests/family_models.py and compiles a kernel pack for each in bf16, and in every quant
+for those of QUANTS; the second loads each on `cuda` and compares logits (bf16), requests in a batch with the same
+alone, and after every launch of steps of both phases all that it wrote. Models with experts have no CUDA kernels yet
+and are left out by name. `--only NAME.QUANT,...` takes some. Exits 1 if anything is out of bounds.
 """
 
 from __future__ import annotations
@@ -20,13 +22,26 @@ from typing import Any
 import numpy as np
 
 from atlas.build.__main__ import main as compile_pack
+from atlas.debug.compare import compare
+from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL
 from tests import family_models
 from tests.models import run
 from tests.models.test_smollm2 import REL_L2_BF16, relative_l2
 from tests.oracle.make_families_oracle import ORACLE, ROWS, SEED
 from tests.oracle.make_tiny_oracle import ids
 
-PACK = "kernels.atlaspack"
+SUFFIX = ".atlaspack"
+
+QUANTS = {"llama-biases": ("fp8", "nvfp4", "int4"), "qwen3": ("fp8", "nvfp4", "int4"), "gemma3": ("fp8",)}
+"""Case -> what it is run in besides bf16."""
+
+STEPS = (
+    (PHASE_PREFILL, (23, 7, 17), (0, 0, 0)),
+    (PHASE_PREFILL, (9, 40), (7, 17)),
+    (PHASE_DECODE, (1, 1, 1), (23, 16, 57)),
+    (PHASE_DECODE, (1, 1, 1), (24, 17, 58)),
+)
+"""Phase, rows of each sequence, and the positions of their first ones."""
 
 
 def prepare(folder: Path, hardware: str) -> int:
@@ -36,24 +51,67 @@ def prepare(folder: Path, hardware: str) -> int:
             print(f"{name}: left out, models with experts have no CUDA kernels yet")
             continue
         model = family_models.write(folder / name, name, SEED)
-        if code := compile_pack([str(model), "--hw", hardware, "--quant", "bf16", "-o", str(model / PACK)]):
-            return code
+        for quant in ("bf16", *QUANTS.get(name, ())):
+            pack = str(model / f"{quant}{SUFFIX}")
+            if code := compile_pack([str(model), "--hw", hardware, "--quant", quant, "-o", pack]):
+                return code
     return 0
 
 
-def check(model: Path) -> dict[str, Any]:
-    """One model: relative L2 of its logits, and whether a row's bits depend on its batch."""
-    with np.load(ORACLE) as oracle:
-        expected = oracle[f"{model.name}.logits"]
-    runner = run.load(model, "cuda", "bf16", kernel_packs=(str(model / PACK),))
+def buffers(model: Path, quant: str, pack: str) -> dict[str, Any]:
+    """Per op the launch whose output is furthest from `reference`, given the same inputs, and its error over the
+    op's tolerance."""
+    sizes = {"max_seqs": 8, "max_rows": 64, "max_logits": 8, "max_context": 128, "kv_memory_bytes": 16 << 20}
+    cuda = run.load(model, "cuda", quant, kernel_packs=(pack,), **sizes)
+    reference = run.load(model, "reference", quant, programs="cuda", **sizes)
+    rng, worst = np.random.default_rng(), dict[str, Any]()
+    for phase, lengths, begins in STEPS:
+        block, rows, seqs = cuda.block, sum(lengths), len(lengths)
+        block.set_symbols({"n_rows": rows, "n_seqs": seqs, "n_logits": seqs})
+        block.set_phase(phase)
+        block.row_token[:rows] = rng.integers(0, family_models.VOCAB, rows)
+        block.row_seq[:rows] = np.repeat(np.arange(seqs), lengths)
+        block.row_position[:rows] = np.concatenate(
+            [np.arange(begin, begin + n) for begin, n in zip(begins, lengths, strict=True)]
+        )
+        block.row_kind[:rows] = block.seq_rope[:seqs] = 0
+        table = np.arange(seqs * cuda.limits.max_blocks).reshape(seqs, -1)
+        # The second step goes on with the second and the third sequence.
+        block.block_table[:seqs] = table[:seqs] if seqs == 3 else table[:seqs] + cuda.limits.max_blocks
+        block.seq_slot[:seqs] = block.logit_slot[:seqs] = np.arange(seqs)
+        block.logit_row[:seqs] = np.cumsum(lengths) - 1
+        block.logit_position[:seqs] = np.add(begins, lengths)
+        block.logit_adjust[:seqs] = block.logit_temperature[:seqs] = 0
+        for name in ("logit_mask", "logit_n_top", "logit_target"):
+            getattr(block, name)[:seqs] = -1
+        for found in compare(cuda, reference):
+            if found.ratio >= worst.get(found.op, {"error_over_tolerance": -1.0})["error_over_tolerance"]:
+                worst[found.op] = {"error_over_tolerance": round(found.ratio, 4), "launch": found.launch}
+    return worst
+
+
+def check(model: Path, quant: str) -> dict[str, Any]:
+    """One model: relative L2 of its logits, whether a row's bits depend on its batch, and every buffer."""
+    pack = str(model / f"{quant}{SUFFIX}")
+    runner = run.load(model, "cuda", quant, kernel_packs=(pack,))
     tokens = ids(family_models.VOCAB)
-    error = relative_l2(run.logits(runner, tokens, chunk=37)[list(ROWS)], expected)
+    result: dict[str, Any] = {}
+    if quant == "bf16":
+        with np.load(ORACLE) as oracle:
+            expected = oracle[f"{model.name}.logits"]
+        error = relative_l2(run.logits(runner, tokens, chunk=37)[list(ROWS)], expected)
+        result["relative_l2"] = round(error, 5)
     prompts = [tokens[:length] for length in (40, 7, 90, 33)]
     alone = run.greedy(runner, prompts, 12, together=1)
-    return {
-        "relative_l2": round(error, 5),
-        "batch_equals_alone": run.greedy(runner, prompts, 12, together=4) == alone,
-    }
+    result["batch_equals_alone"] = run.greedy(runner, prompts, 12, together=4) == alone
+    del runner
+    result["buffers"] = buffers(model, quant, pack)
+    result["passed"] = bool(
+        result["batch_equals_alone"]
+        and result.get("relative_l2", 0.0) <= REL_L2_BF16
+        and all(each["error_over_tolerance"] <= 1 for each in result["buffers"].values())
+    )
+    return result
 
 
 def main() -> int:
@@ -62,6 +120,7 @@ def main() -> int:
     what.add_argument("--prepare", type=Path, metavar="FOLDER")
     what.add_argument("--run", type=Path, metavar="FOLDER")
     parser.add_argument("--hw", default="h200")
+    parser.add_argument("--only", default="", help="comma list of NAME.QUANT")
     parser.add_argument("--commit", default="")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -69,17 +128,19 @@ def main() -> int:
         return prepare(given.prepare, given.hw)
     smi = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     found: dict[str, Any] = {}
-    for model in sorted(path.parent for path in given.run.glob(f"*/{PACK}")):
+    only = [name for name in given.only.split(",") if name]
+    for pack in sorted(given.run.glob(f"*/*{SUFFIX}")):
+        name = f"{pack.parent.name}.{pack.name.removesuffix(SUFFIX)}"
+        if only and name not in only:
+            continue
         try:
-            found[model.name] = check(model)
+            found[name] = check(pack.parent, pack.name.removesuffix(SUFFIX))
         except Exception as error:  # one model's failure must not hide the others' results
-            found[model.name] = {"error": f"{type(error).__name__}: {error}"}
-        print(model.name, found[model.name], flush=True)
-    passed = bool(found) and all(
-        entry.get("relative_l2", 1.0) <= REL_L2_BF16 and entry["batch_equals_alone"] for entry in found.values()
-    )
+            found[name] = {"error": f"{type(error).__name__}: {error}", "passed": False}
+        print(name, json.dumps(found[name]), flush=True)
+    passed = bool(found) and all(entry["passed"] for entry in found.values())
     document = {
-        "what": "tiny models of every family, bf16 on a GPU, against transformers float32",
+        "what": "tiny models on a GPU: logits in bf16 against transformers float32, every buffer against NumPy",
         "commit": given.commit,
         "gpu": subprocess.run(smi, capture_output=True, text=True).stdout.strip(),
         "bound": REL_L2_BF16,
