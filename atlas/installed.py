@@ -6,7 +6,6 @@ file is where its targets stand. It is read without loading the extension. Stand
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import sys
 from collections.abc import Mapping
@@ -39,6 +38,8 @@ def path() -> Path | None:
     here = Path(__file__).with_name(FILE)
     if here.is_file():
         return here
+    import importlib.metadata  # brings half the standard library, which nobody else here needs
+
     try:
         files = importlib.metadata.distribution("atlas-infer").files or []
     except importlib.metadata.PackageNotFoundError:

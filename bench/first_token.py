@@ -17,14 +17,18 @@ from pathlib import Path
 def main() -> None:
     folder, quant, started, *packs = sys.argv[1:]
     python = time.time()
+    from atlas.runtime.extension import start_driver
+
+    start_driver("cuda")
     from atlas.engine.engine import Engine
     from atlas.engine.messages import SamplingParams
     from atlas.runtime import core
     from atlas.runtime.runner import Runner, RunnerOptions
     from atlas.weights import open_checkpoint
 
-    devices = core.extension().cuda_devices()
     imported = time.time()
+    devices = core.extension().cuda_devices()
+    device = time.time()
     options = RunnerOptions(
         backend="cuda", quant=quant, max_context=2048, kv_memory_bytes=8 << 30, kernel_packs=tuple(packs)
     )
@@ -42,8 +46,9 @@ def main() -> None:
             {
                 "device": devices[0]["name"],
                 "python_s": round(python - float(started), 3),
-                "import_to_device_s": round(imported - python, 3),
-                "load_s": round(ready - imported, 3),
+                "import_s": round(imported - python, 3),
+                "import_to_device_s": round(device - python, 3),
+                "load_s": round(ready - device, 3),
                 "first_token_s": round(first - float(started), 3),
                 "ledger": {name: round(seconds, 3) for name, seconds in runner.ledger},
                 "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,

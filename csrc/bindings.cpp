@@ -228,8 +228,13 @@ PYBIND11_MODULE(_core, m) {
   m.def("break_cpu_level", &break_cpu_level, py::arg("level"), py::arg("faults"));
   m.def("cuda_backend", &make_cuda_backend, py::arg("device") = 0);
   m.def("cuda_devices", [] {
+    std::vector<CudaDevice> devices;
+    {
+      py::gil_scoped_release release;  // the first call starts the driver, beside imports
+      devices = cuda_devices();
+    }
     py::list result;
-    for (const CudaDevice& device : cuda_devices()) {
+    for (const CudaDevice& device : devices) {
       py::dict entry;
       entry["index"] = device.index;
       entry["name"] = device.name;

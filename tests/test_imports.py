@@ -74,3 +74,13 @@ def test_the_extension_opens_no_device_on_import() -> None:
         pytest.skip("reads /proc")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+def test_the_driver_starts_before_anything_heavy_is_imported() -> None:
+    """Its start takes as long as the imports, and runs beside them."""
+    code = (
+        "import atlas.runtime.extension, sys; "
+        "heavy = {'numpy', 'msgspec', 'dataclasses', 'atlas.build.manifest', 'atlas._core'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -15,13 +15,17 @@ import select
 import socket
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from atlas.config import EngineConfig
 from atlas.engine import messages
-from atlas.engine.engine import Engine
 from atlas.errors import AtlasError, RequestError
+from atlas.runtime.extension import start_driver
+
+if TYPE_CHECKING:
+    from atlas.engine.engine import Engine
 
 _log = logging.getLogger("atlas.engine")
 
@@ -109,7 +113,9 @@ def load(config: EngineConfig, channel: Channel) -> Engine:
     """Open the checkpoint and put it on a backend, reporting each stage."""
     channel.send(messages.Loading("open checkpoint"))
     started = time.perf_counter()
-    # Imported here: NumPy and the extension take longer to load than the socket takes to connect.
+    # All else is imported here, beside the driver's start. NumPy alone takes longer than the socket takes to connect.
+    start_driver(config.backend)
+    from atlas.engine.engine import Engine
     from atlas.runtime.progress import WeightsBar
     from atlas.runtime.runner import Runner, RunnerOptions
     from atlas.weights import open_checkpoint

@@ -28,6 +28,7 @@ from atlas.llm.outputs import RequestOutput, StreamOutput
 from atlas.llm.prompts import Prompt
 from atlas.llm.sampling_params import SamplingParams
 from atlas.llm.scoring import Array, Perplexity, Scored
+from atlas.runtime.extension import start_driver
 from atlas.runtime.progress import WeightsBar
 from atlas.runtime.runner import Runner, RunnerOptions
 from atlas.text.chat_template import ChatTemplate
@@ -70,6 +71,7 @@ class LLM:
 
     def __init__(self, model: str | Path = "smollm2-135m", **options: Any) -> None:
         config = offline_config(model, options)
+        start_driver(config.backend)
         path = resolve_model(config.model, offline=config.offline)
         with open_checkpoint(path) as checkpoint:
             self._tokenizer, self._no_tokenizer = _open_tokenizer(checkpoint)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
-import importlib.util
 import logging
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from atlas.build import manifest
-from atlas.errors import AtlasError, BuildError
+from atlas.errors import BuildError
 from atlas.runtime import host
 from atlas.runtime.backend import Array, Backend, BoundProgram
+from atlas.runtime.extension import extension as extension
 from atlas.runtime.memory_plan import MemoryPlan
 from atlas.runtime.program import Launch
 from atlas.runtime.step import COUNTS, HEADER_WORDS, PHASE_WORD, STEP_VERSION, SYMBOLS
@@ -31,41 +29,6 @@ _ANY_PHASE, _DECODE = 0, 2  # enum Phase of csrc/core/program.h
 _POISON = 0xFF
 """With ATLAS_POISON=1, every byte of the workspace when a step begins: a NaN in every float format, -1 in int32. A
 kernel that reads what no kernel of its step wrote then shows in the text."""
-
-
-def extension() -> Any:
-    """The compiled module. Raises AtlasError when this install has none or an older one."""
-    try:
-        from atlas import _core  # type: ignore[attr-defined, unused-ignore]
-    except ImportError as error:
-        _core = _installed_extension(error)
-    if (_core.CORE_ABI, _core.STEP_VERSION) != (manifest.CORE_ABI, STEP_VERSION):
-        raise AtlasError(
-            "atlas._core",
-            f"core ABI {_core.CORE_ABI}, step version {_core.STEP_VERSION}",
-            f"core ABI {manifest.CORE_ABI}, step version {STEP_VERSION}",
-            "reinstall Atlas: Python and the extension are from different versions",
-        )
-    return _core
-
-
-def _installed_extension(error: ImportError) -> Any:
-    """The extension of the installed distribution, for Python run from a source checkout, where `atlas`
-    is the checkout's folder and holds no extension."""
-    try:
-        files = importlib.metadata.distribution("atlas-infer").files or []
-        path = next(str(file.locate()) for file in files if file.match("atlas/_core*.so"))
-        spec = importlib.util.spec_from_file_location("atlas._core", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    except (importlib.metadata.PackageNotFoundError, StopIteration, ImportError) as second:
-        reason = second if isinstance(second, ImportError) and str(second) else error
-        raise AtlasError(
-            "atlas._core", f"the compiled extension is missing or does not load ({reason})", "", "run `pip install .`"
-        ) from None
-    sys.modules["atlas._core"] = module
-    return module
 
 
 def embedded() -> tuple[manifest.Manifest, list[memoryview]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -97,6 +96,8 @@ def _from_pack(label: str, path: Path, fix: str, asked_for: bool = False) -> Sou
 
 def _data_wheels(fix: str) -> Iterator[Source]:
     """Packs of installed `atlas-infer-kernels-<target>` wheels, by name."""
+    import importlib.metadata  # brings half the standard library; most processes find kernels before they look here
+
     points = importlib.metadata.entry_points(group=ENTRY_POINTS)
     for point in sorted(points, key=lambda p: (p.name, p.value)):
         label = f"entry point {point.name}"
