@@ -10,13 +10,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from atlas.errors import CheckpointError
 from atlas.models.family import WeightSource
-from atlas.runtime import core, load_program, loader
-from atlas.runtime.program import Buffer
+from atlas.runtime import core, device_load, load_program, loader, memory_plan
+from atlas.runtime.backend import BoundProgram
+from atlas.runtime.program import Buffer, Recorder
+from atlas.runtime.reference import ReferenceBackend
 from atlas.runtime.runner import Runner, RunnerOptions
+from atlas.runtime.step import Limits
+from atlas.targets import formats
 from atlas.targets.status import closure
 from atlas.weights import open_checkpoint
 from atlas.weights.layouts import LAYOUTS
+from atlas.weights.quantized import to_rows
+from atlas.weights.quantizers import quantize_rows
 from tests import tiny_model
 
 
@@ -25,7 +32,7 @@ class Tensors:
 
     def __init__(self, **arrays: Any) -> None:
         self.arrays = arrays
-        self.tensors = {name: SimpleNamespace(dtype="BF16", scheme=None) for name in arrays}
+        self.tensors = {name: SimpleNamespace(name=name, file="f", dtype="BF16", scheme=None) for name in arrays}
 
     def read(self, name: str, rows: slice | None = None) -> Any:
         return self.arrays[name][rows if rows is not None else slice(None)]
@@ -70,7 +77,7 @@ def test_copied_rows_in_tiles_are_the_packed_run(layout: str, inner: int, monkey
 def test_what_the_device_does_not_make_is_packed_by_the_host() -> None:
     rng = np.random.default_rng()
     checkpoint = Tensors(a=rng.standard_normal((96, 64)).astype(ml_dtypes.bfloat16), b=np.zeros((96, 64), np.float16))
-    checkpoint.tensors["b"] = SimpleNamespace(dtype="F16", scheme=None)
+    checkpoint.tensors["b"].dtype = "F16"
     known = kernels("bf16", 64)
     (run,) = runs_of(checkpoint, "tiles", 64, ["a"])
     assert run.raw(checkpoint, known, 8192)  # type: ignore[arg-type]
@@ -79,6 +86,83 @@ def test_what_the_device_does_not_make_is_packed_by_the_host() -> None:
     assert not run.raw(checkpoint, known, 95), "more rows than a step has"  # type: ignore[arg-type]
     for layout, names in (("tiles", ["b"]), ("row_major", ["a"]), ("tiles_paired", ["a", "a"])):
         assert not any(run.raw(checkpoint, known, 8192) for run in runs_of(checkpoint, layout, 64, names))  # type: ignore[arg-type]
+
+
+class Gpu(ReferenceBackend):
+    """Stands for a GPU whose weights are row-major: runs load_rows' reference on what the load program points to."""
+
+    name = "cuda"
+
+    def load(self, program: BoundProgram) -> int:
+        self.program = program
+        return 0
+
+    def run(self, handle: int, begin: int, end: int) -> None:
+        for launch in self.program.program.launches[begin:end]:
+            dtypes, rows, k = dict(launch.key.dtypes), self._symbols["n_rows"], int(dict(launch.key.constants)["k"])
+            arrays = {}
+            for operand, name in launch.operands:
+                dtype, shape = dtypes[operand], (1,) if operand == "fault" else (rows, k)
+                raw = self._bytes(self.program.plan.offsets[name], formats.nbytes(dtype, shape))
+                arrays[operand] = LAYOUTS["row_major"].unpack(raw, shape, dtype)
+            launch.op.reference(arrays, {"rows": rows}, {"k": k})
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f8"])
+def test_a_gpu_makes_what_the_host_would(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In many runs, more than there are slots; and what is not finite is named, unless it stays what it is."""
+    k, rows = 72, 700
+    monkeypatch.setattr(loader, "RUN_BYTES", 4 * k * 32)
+    monkeypatch.setattr(device_load, "SLOTS", 3)
+    rng = np.random.default_rng()
+    checkpoint = Tensors(
+        a=rng.standard_normal((rows - 130, k)).astype(ml_dtypes.bfloat16),
+        b=rng.standard_normal((130, k)).astype(ml_dtypes.bfloat16),
+    )
+
+    def loaded() -> Any:
+        """The weight's bytes."""
+        r = Recorder()
+        r.begin("forward")
+        for name, type_, shape, kind in (
+            ("x", "f8g128" if dtype == "f8" else "bf16", ("n_rows", k), "workspace"),
+            ("w", dtype, (rows, k), "weight"),
+            ("out", "f32", ("n_rows", rows), "workspace"),
+        ):
+            r.buffer(name, type_, shape, kind)
+        r.launch("linear", "linear", {"x": "x", "weight": "w", "out": "out"}, {"rows": "n_rows"}, {"n": rows, "k": k})
+        r.begin("sample")
+        programs, limits = r.finish(), Limits(64, 1, 1, 1, 1, 1)
+        plan = memory_plan.plan(programs, limits, {})
+        known = {load_program.key(dtype, k).name(): SimpleNamespace(layouts={})}
+        bound = BoundProgram(programs.forward, programs.buffers, plan, limits, known)  # type: ignore[arg-type]
+        gpu = Gpu()
+        gpu.allocate(plan.total)
+        source = WeightSource(("a", "b"), (rows - 130, 130))
+        assert loader.load(checkpoint, gpu, bound, {"w": source}, {"w": "row_major"}) == plan.sizes["w"]  # type: ignore[arg-type]
+        stored = np.empty(formats.nbytes(dtype, (rows, k)), np.uint8)
+        gpu.read(plan.offsets["w"], stored)
+        return stored
+
+    joined = np.concatenate([checkpoint.arrays["a"], checkpoint.arrays["b"]])
+    expected = joined if dtype == "bf16" else to_rows(quantize_rows(joined.astype(np.float32), dtype), dtype)
+    assert loaded().tobytes() == expected.tobytes()
+    checkpoint.arrays["b"][101, 5] = np.nan
+    if dtype == "bf16":
+        assert np.isnan(loaded().view(ml_dtypes.bfloat16).reshape(rows, k)[rows - 29, 5])
+    else:
+        with pytest.raises(CheckpointError, match="tensor b of f: nan at row 101, column 5; accepted: finite values"):
+            loaded()
+
+
+@pytest.mark.parametrize("format", ["f8", "i4g32b", "nvfp4"])
+def test_the_host_names_what_is_not_finite_by_its_row_in_the_tensor(format: str) -> None:
+    checkpoint = Tensors(a=np.ones((96, 64), ml_dtypes.bfloat16), b=np.ones((96, 64), ml_dtypes.bfloat16))
+    checkpoint.arrays["b"][77, 3] = -np.inf
+    buffer, source = Buffer("w", format, (192, 64), "weight"), WeightSource(("a", "b"), (96, 96))
+    run = loader._Run(buffer, source, LAYOUTS["row_major"], 0, 128, [slice(128, 192)])
+    with pytest.raises(CheckpointError, match="tensor b of f: -inf at row 77, column 3; accepted: finite values"):
+        run.pack(checkpoint)  # type: ignore[arg-type]
 
 
 def test_a_poisoned_workspace_leaves_arriving_rows_alone(tmp_path: Path) -> None:
