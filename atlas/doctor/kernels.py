@@ -114,16 +114,16 @@ def _facts(name: str, error: AtlasError) -> Mapping[str, Any]:
 def _choice(context: Context, config: Mapping[str, Any], origin: str, checkpoint: Checkpoint | None) -> list[Result]:
     family = family_of(config)
     configured = family.configure(config, Shard())
-    natural = weight_formats.natural_quant(checkpoint) if checkpoint else kernel_set.DEFAULT_QUANT
+    natural = weight_formats.natural_quants(checkpoint) if checkpoint else kernel_set.NO_PREFERENCE
     devices, reason = context.devices
-    shape, quant = configured.shape, context.quant or kernel_set.DEFAULT_QUANT
-    fix = kernel_sources.rebuild_fix(str(context.model), quant, devices)
-    sources = kernel_sources.find(shape.hash(), quant, context.kernel_packs, fix)
+    shape = configured.shape
+    fix = kernel_sources.rebuild_fix(str(context.model), context.quant or natural["cuda"], devices)
+    sources = kernel_sources.find(shape.hash(), context.quant, context.kernel_packs, fix)
     no_device = reason.partition("; ")[0]
     choice = kernel_set.choose(context.backend, context.quant, shape, sources, devices, no_device, fix, natural)
     found = f"{context.model} ({origin}) would run on {choice.name}: {choice.reason}"
-    if choice.backend != "cuda" and context.quant is None and choice.quant == natural:
-        found += f"; {natural} is nearest to how the checkpoint is stored"
+    if choice.backend != "cuda" and context.quant is None and choice.quant == natural["cpu"]:
+        found += f"; {choice.quant} is nearest to how the checkpoint is stored"
     roles = recipe(choice.quant, "cuda" if choice.backend == "cuda" else "cpu")
     if checkpoint:
         tensors = family.weights(configured, checkpoint.tensors)

@@ -7,8 +7,9 @@ replaced by something else.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from atlas.build.architecture import parse, runs_on
@@ -21,7 +22,9 @@ from atlas.targets.shape import Shape
 _log = logging.getLogger(__name__)
 
 DEFAULT_QUANT = "bf16"
-"""Quant of a GPU when none is asked for: half the bytes of f32. A CPU takes what keeps the checkpoint as it is."""
+"""Quant when none is asked for and the checkpoint has none of its own, or no kernels here: half the bytes of f32."""
+
+NO_PREFERENCE = {"cpu": DEFAULT_QUANT, "cuda": DEFAULT_QUANT}
 
 BACKENDS = ("auto", "cpu", "cuda", "reference")
 
@@ -77,12 +80,13 @@ def choose(
     devices: Sequence[Device],
     no_device: str = "",
     fix: str = "",
-    cpu_default: str = DEFAULT_QUANT,
+    natural: Mapping[str, str] = NO_PREFERENCE,
 ) -> Choice:
     """The first kernel set, in the order of `sources` (atlas/runtime/kernel_sources.py), that runs on one of `devices`.
 
     no_device: why `devices` is empty.  fix: what to do when no kernel set fits.
-    cpu_default: quant of `cpu` and `reference` when none is asked for.
+    natural: kind of hardware -> the quant nearest to how the checkpoint is stored, taken when none is asked for. Where
+        there are no kernels for it, DEFAULT_QUANT's are taken, and the reason says so.
 
     Raises:
         ConfigError: an unknown backend.
@@ -91,12 +95,13 @@ def choose(
     """
     if backend not in BACKENDS:
         raise ConfigError("backend", f"unknown backend {backend!r}", ", ".join(BACKENDS))
-    wanted = quant or DEFAULT_QUANT
+    wanted = (quant,) if quant else tuple(dict.fromkeys((natural["cuda"], DEFAULT_QUANT)))
     if backend == "reference":
-        return Choice("reference", quant or cpu_default, None, -1, "asked for")
+        return Choice("reference", quant or natural["cpu"], None, -1, "asked for")
     have: list[KernelSet] = []
     near: list[Candidate] = []  # would have been this model's, but are refused
     asked: list[Candidate] = []
+    opened: list[Source] = []
     for source in sources:
         if asked and not source.asked_for:
             break
@@ -110,11 +115,21 @@ def choose(
         assert source.manifest is not None
         have += source.manifest.sets
         for device in devices if backend != "cpu" else ():
-            choice = _on_device(source, device, shape.hash(), wanted, near)
+            choice = _on_device(source, device, shape.hash(), wanted[0], near)
+            if choice and quant is None and wanted[0] != DEFAULT_QUANT:
+                return _because(choice, f"quant {wanted[0]} because the checkpoint stores it (--quant takes another)")
             if choice:
                 return choice
         if source.asked_for:
-            asked += [_judge(source, s, shape.hash(), quant, devices, no_device) for s in source.manifest.sets]
+            sets = source.manifest.sets
+            asked += [_judge(source, s, shape.hash(), wanted, devices, no_device, quant is None) for s in sets]
+        opened.append(source)
+    for source, device, other in itertools.product(opened, devices if backend != "cpu" else (), wanted[1:]):
+        choice = _on_device(source, device, shape.hash(), other, near)
+        if choice:
+            why = f"quant {other}, to which the checkpoint's {wanted[0]} is widened: no kernels for {wanted[0]} here"
+            _log.warning("%s%s", why, f"; {fix}" if fix else "")
+            return _because(choice, why)
     if asked:
         advice = fix if devices else NO_GPU_FIX
         raise DeviceError(
@@ -137,12 +152,12 @@ def choose(
         raise DeviceError("backend cuda", reason, f"the CUDA kernel sets here: {names}", advice)
     if devices and fix:
         reason += f"; {fix}"
-    for wanted in (quant,) if quant else (cpu_default, DEFAULT_QUANT):
+    for name in (quant,) if quant else (natural["cpu"], DEFAULT_QUANT):
         for kernel_set in have:
-            if kernel_set.kind == "cpu" and kernel_set.quant == wanted:
-                return Choice("cpu", wanted, kernel_set, -1, "asked for" if backend == "cpu" else reason, EMBEDDED)
+            if kernel_set.kind == "cpu" and kernel_set.quant == name:
+                return Choice("cpu", name, kernel_set, -1, "asked for" if backend == "cpu" else reason, EMBEDDED)
     names = ", ".join(s.name for s in have if s.kind == "cpu") or "none: the extension is not built"
-    found = f"no kernel set for quant {wanted}"
+    found = f"no kernel set for quant {name}"
     if backend == "auto":
         found += f" on the CPU, and {reason}"
     raise DeviceError(f"backend {backend}", found, names)
@@ -161,7 +176,8 @@ def candidates(
             found.append(Candidate(source.label, "", str(source.error)))
             continue
         shape_hash = shape.hash() if shape else None
-        found += [_judge(source, s, shape_hash, quant, devices, no_device) for s in source.manifest.sets]
+        quants = (quant,) if quant else ()
+        found += [_judge(source, s, shape_hash, quants, devices, no_device) for s in source.manifest.sets]
     return found
 
 
@@ -206,16 +222,19 @@ def _judge(
     source: Source,
     kernel_set: KernelSet,
     shape_hash: str | None,
-    quant: str | None,
+    quants: Sequence[str],
     devices: Sequence[Device],
     no_device: str,
+    unset: bool = False,
 ) -> Candidate:
-    """The verdict on one set: the first mismatch found."""
-    wanted = quant or DEFAULT_QUANT
+    """The verdict on one set: the first mismatch found.
+
+    quants: those that would do; without any, all do.  unset: the user named none.
+    """
     verdict = USABLE
-    if kernel_set.quant != wanted and (quant or shape_hash):
-        verdict = f"is for quant {kernel_set.quant}, not {wanted}"
-        if quant is None and kernel_set.kind == "cuda":
+    if quants and kernel_set.quant not in quants:
+        verdict = f"is for quant {kernel_set.quant}, not {' or '.join(quants)}"
+        if unset and kernel_set.kind == "cuda":
             verdict += f", which a GPU takes unless --quant {kernel_set.quant} is given"
     elif kernel_set.kind == "cuda":
         if shape_hash is not None and kernel_set.shape_hash != shape_hash:
@@ -267,5 +286,9 @@ def _what(devices: Sequence[Device], no_device: str) -> str:
     )
 
 
-def _need(shape: Shape, quant: str) -> str:
-    return f"shape {shape.hash()}, quant {quant}"
+def _need(shape: Shape, quants: Sequence[str]) -> str:
+    return f"shape {shape.hash()}, quant {' or '.join(quants)}"
+
+
+def _because(choice: Choice, why: str) -> Choice:
+    return dataclasses.replace(choice, reason=f"{choice.reason}; {why}")

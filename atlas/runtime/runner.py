@@ -195,7 +195,7 @@ class Runner:
         stage("configure")
         family = family_of(checkpoint.config)
         config = loader.untied(checkpoint, family.configure(checkpoint.config, Shard()), family)
-        natural = weight_formats.natural_quant(checkpoint)
+        natural = weight_formats.natural_quants(checkpoint)
         backend, choice, kernels = _open_backend(config.shape, options, str(checkpoint.path), natural)
         _log.debug("kernel set %s on %s (%s)", choice.name, backend.describe(), choice.reason)
         roles = _recipe(choice, options)
@@ -417,20 +417,19 @@ def _recipe(choice: Choice, options: RunnerOptions) -> Recipe:
 
 
 def _open_backend(
-    shape: Shape, options: RunnerOptions, model: str, natural: str = kernel_set.DEFAULT_QUANT
+    shape: Shape, options: RunnerOptions, model: str, natural: Mapping[str, str] = kernel_set.NO_PREFERENCE
 ) -> tuple[Backend, Choice, dict[str, KernelEntry]]:
     if options.kernel_packs and options.backend in ("cpu", "reference"):
         raise ConfigError(
             "kernel_pack", f"given with backend {options.backend}", "backend auto or cuda", "leave one of the two out"
         )
     if options.backend == "reference":
-        choice = kernel_set.choose("reference", options.quant, shape, (), (), cpu_default=natural)
+        choice = kernel_set.choose("reference", options.quant, shape, (), (), natural=natural)
         return ReferenceBackend(), choice, {}
     devices, no_device = _cuda_devices(options.backend)
-    quant = options.quant or kernel_set.DEFAULT_QUANT
-    fix = kernel_sources.rebuild_fix(model, quant, devices)
+    fix = kernel_sources.rebuild_fix(model, options.quant or natural["cuda"], devices)
     if devices or options.kernel_packs:
-        sources = kernel_sources.find(shape.hash(), quant, options.kernel_packs, fix)
+        sources = kernel_sources.find(shape.hash(), options.quant, options.kernel_packs, fix)
     else:
         sources = iter([kernel_sources.embedded()])  # nothing else has kernels for a CPU
     choice = kernel_set.choose(options.backend, options.quant, shape, sources, devices, no_device, fix, natural)

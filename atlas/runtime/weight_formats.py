@@ -47,19 +47,35 @@ def chooser(checkpoint: Checkpoint, sources: Mapping[str, WeightSource]) -> Form
     return format_of
 
 
-def natural_quant(checkpoint: Checkpoint) -> str:
-    """The CPU's recipe that keeps most of a checkpoint as it is: int4 or int8 where it holds integer blocks, else bf16.
+def natural_quants(checkpoint: Checkpoint) -> dict[str, str]:
+    """Kind of hardware, "cpu" and "cuda", -> the recipe that keeps most of a checkpoint as it is: bf16 where none does.
 
     Token table and head do not count: they keep their own format in each of these, and may outweigh a small
     model's layers (of Gemma 3 270M they are 63 %).
     """
+    return {kind: _natural(checkpoint, kind) for kind in _QUANTISED}
+
+
+def _natural(checkpoint: Checkpoint, kind: str) -> str:
     elements: collections.Counter[str] = collections.Counter()
     for info in checkpoint.tensors.values():
         if len(info.shape) < 2 or info.name.endswith(_TABLES):
             continue
         stored = info.scheme.block_format() if info.scheme else None
-        exact = formats.common([stored], INTEGER_FORMATS) if stored else None
-        elements[f"int{FORMATS[exact].bits}" if exact else "bf16"] += math.prod(info.shape)
+        elements[_recipe_of(stored, kind) if stored else "bf16"] += math.prod(info.shape)
     if not elements or elements["bf16"] * 2 > elements.total():
         return "bf16"
-    return max("int4", "int8", key=lambda name: elements[name])
+    return max(_QUANTISED[kind], key=lambda name: elements[name])
+
+
+_QUANTISED = {"cpu": ("int4", "int8"), "cuda": ("fp8", "nvfp4", "int4")}
+"""Recipes that keep quantised weights, by kind of hardware."""
+
+
+def _recipe_of(stored: str, kind: str) -> str:
+    """The recipe that has products of a stored format."""
+    if kind == "cpu":
+        exact = formats.common([stored], INTEGER_FORMATS)
+        return f"int{FORMATS[exact].bits}" if exact else "bf16"
+    holding = (name for name in _QUANTISED[kind] if formats.common([stored], ROLE_FORMATS[name]))
+    return next(holding, "bf16")

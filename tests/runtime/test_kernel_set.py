@@ -118,6 +118,24 @@ def test_an_embedded_set_comes_before_the_cache_and_the_cache_before_the_cpu() -
     assert choose("auto", None, SHAPE, [*build(), source(quant="fp8")], [H200]).name == "cpu/*/bf16"
 
 
+def test_what_the_checkpoint_stores_decides_where_nobody_else_does(caplog: pytest.LogCaptureFixture) -> None:
+    """And where there are no kernels for it, bf16 runs and the reason says so."""
+    bf16, fp8 = build(cuda_set()), {"cpu": "bf16", "cuda": "fp8"}
+    choice = choose("auto", None, SHAPE, [*bf16, source(quant="fp8")], [H200], natural=fp8)
+    assert (choice.quant, choice.source) == ("fp8", "cache p")
+    assert choice.reason.endswith("cache p; quant fp8 because the checkpoint stores it (--quant takes another)")
+    choice = choose("auto", None, SHAPE, bf16, [H200], fix=FIX, natural=fp8)
+    told = "quant bf16, to which the checkpoint's fp8 is widened: no kernels for fp8 here"
+    assert choice.quant == "bf16" and choice.reason.endswith(told) and f"{told}; {FIX}" in caplog.text
+    assert choose("auto", "bf16", SHAPE, [*bf16, source(quant="fp8")], [H200], natural=fp8).quant == "bf16"
+    with pytest.raises(DeviceError, match="quant fp8; accepted"):  # asked for, never replaced
+        choose("cuda", "fp8", SHAPE, bf16, [H200], natural=fp8)
+    asked = source("--kernel-pack a", True)
+    assert choose("auto", None, SHAPE, [asked, *build()], [H200], natural=fp8).source == "--kernel-pack a"
+    with pytest.raises(DeviceError, match="is for quant int4, not fp8 or bf16, which a GPU takes unless"):
+        choose("auto", None, SHAPE, [source("--kernel-pack a", True, quant="int4")], [H200], natural=fp8)
+
+
 def test_a_refused_pack_is_part_of_the_reason_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     choice = choose("auto", None, SHAPE, [*build(), broken(), source("wheel w")], [H200], fix=FIX)
     assert choice.source == "wheel w" and choice.reason.endswith("wheel w; refused: cache p: p: cut off")

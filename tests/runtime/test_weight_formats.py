@@ -97,7 +97,7 @@ def test_the_choice(role: str, parts: list[Scheme | None], beside: Scheme | None
 
 def test_the_natural_quant_keeps_most_of_the_checkpoint() -> None:
     def natural(**schemes: Scheme | None) -> str:
-        return weight_formats.natural_quant(Stored(**schemes))
+        return weight_formats.natural_quants(Stored(**schemes))["cpu"]
 
     assert natural(a=FLOAT, b=FLOAT) == "bf16"
     assert natural(a=Q4_1, b=Q4_0, c=Q8_0) == "int4"
@@ -110,6 +110,19 @@ def test_the_natural_quant_keeps_most_of_the_checkpoint() -> None:
     tables = {"model.embed_tokens.weight": FLOAT, "lm_head.weight": FLOAT}
     assert natural(**tables, a=Q8_0) == "int8"
     assert natural(**dict.fromkeys(tables, Q8_0), a=FLOAT) == "bf16"
+
+
+def test_the_natural_quant_of_a_gpu() -> None:
+    def natural(**schemes: Scheme | None) -> str:
+        return weight_formats.natural_quants(Stored(**schemes))["cuda"]
+
+    assert natural(a=FLOAT, b=FLOAT) == natural() == "bf16"
+    assert natural(a=FP8_BLOCKS, b=FLOAT, c=FP8_BLOCKS) == "fp8"
+    assert natural(a=NVFP4, b=NVFP4, c=FP8_BLOCKS) == "nvfp4"
+    assert natural(a=Q4_1, b=Q4_0, c=BF16_SCALES) == "int4"
+    assert natural(a=Q8_0, b=Q8_0) == natural(a=Q6_K) == "bf16"  # GPUs have no products of them
+    assert natural(a=FLOAT, b=FLOAT, c=FP8_BLOCKS) == "bf16"
+    assert natural(**{"lm_head.weight": FLOAT}, a=NVFP4) == "nvfp4"
 
 
 @pytest.fixture(scope="module")
