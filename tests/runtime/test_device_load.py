@@ -22,7 +22,7 @@ from atlas.targets import formats
 from atlas.targets.status import closure
 from atlas.weights import open_checkpoint
 from atlas.weights.layouts import LAYOUTS
-from atlas.weights.quantized import to_rows
+from atlas.weights.quantized import QuantizedArray, Scheme, to_rows
 from atlas.weights.quantizers import quantize_rows
 from tests import tiny_model
 
@@ -162,6 +162,19 @@ def test_the_host_names_what_is_not_finite_by_its_row_in_the_tensor(format: str)
     buffer, source = Buffer("w", format, (192, 64), "weight"), WeightSource(("a", "b"), (96, 96))
     run = loader._Run(buffer, source, LAYOUTS["row_major"], 0, 128, [slice(128, 192)])
     with pytest.raises(CheckpointError, match="tensor b of f: -inf at row 77, column 3; accepted: finite values"):
+        run.pack(checkpoint)  # type: ignore[arg-type]
+
+
+def test_a_stored_scale_that_is_not_finite_is_named() -> None:
+    checkpoint = Tensors(a=np.ones((96, 256), np.float32))
+    checkpoint.tensors["a"].scheme = Scheme("e4m3", (1, 0), "f32")
+    scales = np.ones((96, 1), np.float32)
+    scales[70] = np.nan
+    whole = QuantizedArray("e4m3", np.ones((96, 256), ml_dtypes.float8_e4m3fn), scales, (1, 256))
+    checkpoint.read_quantized = lambda name, rows: whole.rows(rows.start, rows.stop)  # type: ignore[attr-defined]
+    buffer = Buffer("w", "f8", (96, 256), "weight")
+    run = loader._Run(buffer, WeightSource(("a",), (96,)), LAYOUTS["row_major"], 0, 64, [slice(64, 96)])
+    with pytest.raises(CheckpointError, match="f: tensor a has a scale that is not finite in row 70; accepted"):
         run.pack(checkpoint)  # type: ignore[arg-type]
 
 
