@@ -152,22 +152,33 @@ def oracle_nll(model: Any, windows: Array) -> Array:
     return np.array(rows, np.float32)
 
 
-def oracle_greedy(model: Any, ids: list[int]) -> tuple[list[int], list[int], list[float]]:
-    """Greedy tokens (ends of turn do not stop), the runners-up, and the leads over them."""
+def oracle_greedy(model: Any, prompts: list[list[int]]) -> dict[str, Array]:
+    """Greedy tokens of all prompts (ends of turn do not stop), the runners-up, and the leads over them."""
     import torch
 
-    found: tuple[list[int], list[int], list[float]] = ([], [], [])
-    cache, step = None, torch.tensor([ids])
+    longest = max(map(len, prompts))
+    padded = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
     with torch.inference_mode():
-        for _ in range(GREEDY_TOKENS):
-            output = model(step, past_key_values=cache, use_cache=True)
-            cache, best = output.past_key_values, torch.topk(output.logits[0, -1].float(), 2)
-            for part, value in zip(
-                found, (*best.indices.tolist(), float(best.values[0] - best.values[1])), strict=True
-            ):
-                part.append(value)  # type: ignore[arg-type]
-            step = best.indices[:1].view(1, 1)
-    return found
+        found = model.generate(
+            torch.tensor(padded),
+            attention_mask=torch.tensor(mask),
+            do_sample=False,
+            max_new_tokens=GREEDY_TOKENS,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+    best = torch.topk(torch.stack(found.logits, 1).float(), 2)
+    tokens, seconds = best.indices.numpy().astype(np.int32).transpose(2, 0, 1)
+    assert np.array_equal(tokens, found.sequences[:, longest:].numpy())
+    return {
+        "prompt_lengths": np.array([len(prompt) for prompt in prompts], np.int32),
+        "prompts": np.concatenate([np.array(prompt, np.int32) for prompt in prompts]),
+        "tokens": tokens,
+        "seconds": seconds,
+        "leads": (best.values[:, :, 0] - best.values[:, :, 1]).numpy(),
+    }
 
 
 def oracle(folder: Path, file: Path, cases: list[str]) -> int:
@@ -202,11 +213,7 @@ def oracle(folder: Path, file: Path, cases: list[str]) -> int:
         if case == "bf16":
             chat = CHAT if "Llama" in arch else "{}\n"
             prompts = [tokenizer.encode(chat.format(text), add_special_tokens=False) for text in GREEDY_PROMPTS]
-            found = [oracle_greedy(model, prompt) for prompt in prompts]
-            arrays["prompt_lengths"] = np.array([len(prompt) for prompt in prompts], np.int32)
-            arrays["prompts"] = np.concatenate([np.array(prompt, np.int32) for prompt in prompts])
-            arrays["tokens"], arrays["seconds"] = (np.array([f[i] for f in found], np.int32) for i in (0, 1))
-            arrays["leads"] = np.array([f[2] for f in found], np.float32)
+            arrays |= oracle_greedy(model, prompts)
         perplexity = math.exp(float(arrays[f"{case}.nll"].mean(dtype=np.float64)))
         print(f"{case}: perplexity {perplexity:.4f}, {time.perf_counter() - started:.0f} s", flush=True)
         np.savez_compressed(path, **arrays)
