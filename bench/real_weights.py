@@ -48,7 +48,7 @@ Array = np.ndarray[Any, Any]
 
 TEXT = Path(__file__).with_name("texts") / "time_machine.txt"
 WINDOWS, WINDOW = 8, 640
-"""Windows of the text and their tokens; a window's first token is given, the others are scored."""
+"""Windows of the text and their tokens, at most; a window's first token is given, the others are scored."""
 
 CASES = {
     "bf16": ("bf16", "file"),
@@ -181,19 +181,30 @@ def oracle_greedy(model: Any, prompts: list[list[int]]) -> dict[str, Array]:
     }
 
 
+def texts(file: Path) -> tuple[Array, list[list[int]]]:
+    """Ids of the text's windows, and of the prompts."""
+    from atlas.tokenizer import Tokenizer
+
+    if file.with_suffix(".ids.npz").exists():  # bench/cut_vocabulary.py
+        with np.load(file.with_suffix(".ids.npz")) as known:
+            ends = np.cumsum(known["lengths"])[:-1]
+            return known["windows"], [part.tolist() for part in np.split(known["prompts"], ends)]
+    with open_checkpoint(file) as checkpoint:
+        tokenizer = Tokenizer.from_checkpoint(checkpoint)
+        chat = CHAT if "Llama" in checkpoint.config["architectures"][0] else "{}\n"
+    ids = tokenizer.encode(TEXT.read_text(), add_special_tokens=False)
+    length = min(WINDOW, len(ids) // WINDOWS)
+    prompts = [tokenizer.encode(chat.format(text), add_special_tokens=False) for text in GREEDY_PROMPTS]
+    return np.array(ids[: WINDOWS * length], np.int32).reshape(WINDOWS, length), prompts
+
+
 def oracle(folder: Path, file: Path, cases: list[str]) -> int:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from atlas.tokenizer import Tokenizer
-
     path = folder / "oracle.npz"
     arrays: dict[str, Any] = dict(np.load(path)) if path.exists() else {}
-    with open_checkpoint(file) as checkpoint:
-        tokenizer = Tokenizer.from_checkpoint(checkpoint)
-        arch = checkpoint.config["architectures"][0]
-    ids = tokenizer.encode(TEXT.read_text(), add_special_tokens=False)
-    windows = np.array(ids[: WINDOWS * WINDOW], np.int32).reshape(WINDOWS, WINDOW)
+    windows, prompts = texts(file)
     arrays["windows"] = windows
     for case in ["f32", *cases]:
         started = time.perf_counter()
@@ -211,8 +222,6 @@ def oracle(folder: Path, file: Path, cases: list[str]) -> int:
             round_activations(model)
         arrays[f"{case}.nll"] = oracle_nll(model, windows)
         if case == "bf16":
-            chat = CHAT if "Llama" in arch else "{}\n"
-            prompts = [tokenizer.encode(chat.format(text), add_special_tokens=False) for text in GREEDY_PROMPTS]
             arrays |= oracle_greedy(model, prompts)
         perplexity = math.exp(float(arrays[f"{case}.nll"].mean(dtype=np.float64)))
         print(f"{case}: perplexity {perplexity:.4f}, {time.perf_counter() - started:.0f} s", flush=True)
@@ -352,7 +361,7 @@ def device(folder: Path, file: Path, cases: list[str], packs: Path | None, commi
         "what": "real weights on a GPU against transformers in float32 on the same dequantised weights",
         "model": file.name,
         "text": TEXT.name,
-        "scored_tokens": WINDOWS * (WINDOW - 1),
+        "scored_tokens": arrays["windows"][:, 1:].size,
         "bounds_percent": BOUNDS,
         "commit": commit,
         "date": time.strftime("%Y-%m-%d"),
