@@ -299,12 +299,9 @@ class TestChecks:
         for file in (tree / "cuda").glob("*.cu"):
             text = file.read_text()
             limits = "[limits]\nspills = 16\nseconds = 40\n"
-            text = (
-                text.replace("[limits]\n", limits)
-                if "[limits]" in text
-                else text.replace("[knobs]\n", f"{limits}[knobs]\n", 1)
-            )
-            file.write_text(text)
+            declared = "[limits]\n" if "[limits]" in text else "[launch]\n"
+            kept = "" if "[limits]" in text else "[launch]\n"
+            file.write_text(text.replace(declared, limits + kept, 1))
         counting.facts = {"spills": 16, "seconds": 31.0}
         built(tree, gpu_targets(tree))
 
