@@ -41,7 +41,8 @@ MOST_PACKERS = 16
 UPLOADING = 4
 """Pinned slots beside the packers' own: what the device copies from meanwhile."""
 
-TILES, TILES_PAIRED = LAYOUTS["tiles"], LAYOUTS["tiles_paired"]
+PLAIN = {LAYOUTS[f"{name}_paired"]: LAYOUTS[name] for name in ("tiles", "frag4")}
+"""A paired layout -> the one that it is of rows in another order."""
 PAIRED = 8
 """Rows of one half that stand together in a paired layout."""
 
@@ -269,8 +270,7 @@ class _Run:
             return False
         entry = kernels.get(load_program.key(self.buffer.dtype, self.columns).name())
         stored = LAYOUTS[entry.layouts.get("out", "row_major")] if entry else None
-        # A paired layout is the same tiles, of rows in another order.
-        if stored is None or stored is not (TILES if self.layout is TILES_PAIRED else self.layout):
+        if stored is None or stored is not PLAIN.get(self.layout, self.layout):
             return False
         if self.layout.paired and self.rows % self.layout.row_granule:
             return False  # padding lies between rows

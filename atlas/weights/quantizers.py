@@ -234,10 +234,12 @@ def _symmetric4(chunk: _Chunk, store: Callable[[Array], Array]) -> _Groups:
     unit = x / _divisor(absmax)
     # The largest value, with its sign, goes to code 0, which reaches one step further than code 15.
     ends = np.where(unit.max(axis=0) >= 1, np.float32(-1 / 8), np.float32(1 / 8))
+    # What the search adds up is exact for groups of 32, in any order: a GPU finds the same scales (op load_rows).
+    grid = np.rint(unit * np.float32(2**14)) * np.float32(2**-14)
     best = _Best(len(absmax))
     for fraction in _RANGES:
         codes = _round(unit * (1 / (ends * np.float32(fraction))), -8, 7)
-        best.offer(*_fit(codes, unit, importance))
+        best.offer(*_fit(codes, grid, importance))
     scales = store(best.scales * absmax)
     return _Groups(_round(x / _divisor(scales), -8, 7) + 8, scales)
 
@@ -334,7 +336,7 @@ def _by_group(
             part = np.asarray(values[row : row + step, begin:end], np.float32)
             rows = len(part)
             x = np.ascontiguousarray(part.reshape(-1, columns).T)
-            absmax = np.maximum(x.max(axis=0), -x.min(axis=0))
+            absmax = np.abs(np.maximum(x.max(axis=0), -x.min(axis=0)))  # of zeros, no negative zero
             if not np.isfinite(absmax).all():
                 refuse(part, row, begin, name)
             weights = None

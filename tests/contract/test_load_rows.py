@@ -13,7 +13,7 @@ from tests.contract.test_quantize_rows import spread
 CASES = [
     case("load_rows", {"x": x, "out": out}, k=k, rows=rows)
     for x in ("f32", "bf16")
-    for out in ("bf16", "f8", "f8g128")
+    for out in ("bf16", "f8", "f8g128", "nvfp4", "i4g32b")
     for k in (72, 128, 576, 200, 4096, 14336)
     for rows in (1, 8, 130)
 ]
@@ -24,11 +24,12 @@ def test_matches_reference(device, case, rng) -> None:
     assert device.check(case, {"x": spread(case, rng)}) == 0.0
 
 
+@pytest.mark.parametrize("out", ["f8", "nvfp4", "i4g32b"])
 @pytest.mark.parametrize("x", ["f32", "bf16"])
 @pytest.mark.parametrize("k", [200, 4096])
-def test_rows_that_are_not_finite_are_told(device, x: str, k: int, rng) -> None:
-    """A value that is not finite makes its row NaN, no other, and sets the word; finite rows leave it alone."""
-    c = case("load_rows", {"x": x, "out": "f8"}, optional=("fault",), k=k, rows=9)
+def test_rows_that_are_not_finite_are_told(device, x: str, out: str, k: int, rng) -> None:
+    """A value that is not finite sets the word, and finite rows leave it alone; in f8 its row is NaN, and no other."""
+    c = case("load_rows", {"x": x, "out": out}, optional=("fault",), k=k, rows=9)
     given = {"x": spread(c, rng), "fault": np.zeros(1, np.int32)}
     assert device.check(c, given) == 0.0
     assert device.run(c, given)["fault"][0] == 0
@@ -38,10 +39,11 @@ def test_rows_that_are_not_finite_are_told(device, x: str, k: int, rng) -> None:
         after = device.run(c, {**given, "x": broken})
         assert after["fault"][0] == 1
         wrong = ~np.isfinite(after["out"][:9].astype(np.float32))
+        wrong[row] |= out != "f8"
         assert wrong[row].all() and wrong.sum() == k
 
 
-@pytest.mark.parametrize("format", ["f8", "f8g128"])
+@pytest.mark.parametrize("format", ["f8", "f8g128", "nvfp4", "i4g32b"])
 @pytest.mark.parametrize("k", [72, 200, 576])
 def test_load_time_quantisation_is_this_rounding(format: str, k: int, rng) -> None:
     """A weight is the same whichever side of the link rounds it."""
