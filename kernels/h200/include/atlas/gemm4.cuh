@@ -146,10 +146,9 @@ struct Gemm4 {
   }
 
   // The whole kernel; `rows` is a word of the step block. `store(tile, sums)` is called by each
-  // consumer warpgroup for its part of a tile, `flush()` after the last.
-  template <class Store, class Flush>
-  __device__ void run(const void* x, const void* weight, const int* rows, Store store,
-                      Flush flush) {
+  // consumer warpgroup for its part of a tile.
+  template <class Store>
+  __device__ void run(const void* x, const void* weight, const int* rows, Store store) {
     launch_dependents();
     if (threadIdx.x == 0) {
       for (int i = 0; i < kStages; ++i) {
@@ -174,7 +173,6 @@ struct Gemm4 {
         multiply(weights, tile, sums);
         store(tile, sums);
       });
-      flush();
     }
   }
 
