@@ -271,6 +271,8 @@ def by_kernel(runner: Runner, count: int, context: int = IN + OUT // 2) -> dict[
     runs = np.median(np.array([runner.run_timed() for _ in range(5)]), axis=0)
     found: dict[str, list[float]] = {}
     for launch, alone, added in zip(launches, runs.tolist(), runner.run_growing(3), strict=True):
+        if not launch.is_made(PHASE_DECODE):
+            continue
         name = f"{launch.key.op} {launch.name.rpartition('.')[2]}"
         entry = found.setdefault(name, [0, 0.0, 0.0])
         entry[0] += 1

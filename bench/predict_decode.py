@@ -12,12 +12,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from atlas.debug.profile import ATTENTION
 from atlas.models import family_of, fusion
 from atlas.runtime.program import StepPrograms
+from atlas.runtime.step import PHASE_DECODE
 from atlas.targets import formats, target
 from atlas.targets.hardware import walk
 from atlas.targets.quant import recipe
 from atlas.targets.shape import KV_BLOCK_SIZE, Shard
+from atlas.targets.status import has_kernel
 
 TOKENS = 640
 """Of a sequence halfway through 128 tokens in and 1,024 out."""
@@ -28,7 +31,7 @@ def weight_bytes(programs: StepPrograms) -> int:
     read = {
         buffer
         for launch in programs.launches()
-        if launch.key.op != "embedding"
+        if launch.key.op != "embedding" and launch.is_made(PHASE_DECODE)
         for buffer in launch.reads()
         if programs.buffers[buffer].kind == "weight"
     }
@@ -39,7 +42,7 @@ def kv_bytes(programs: StepPrograms, tokens: int) -> int:
     """K and V that a row's attention reads, of all layers; a sliding window's is no longer than it."""
     total = 0
     for launch in programs.launches():
-        if launch.key.op != "paged_attention":
+        if launch.key.op not in ATTENTION or not launch.is_made(PHASE_DECODE):
             continue
         window = int(dict(launch.key.constants)["window"])
         for operand in ("k_cache", "v_cache"):
@@ -59,7 +62,8 @@ def table(root: Path, hardware: str, bandwidth: float) -> str:
             continue
         family = family_of(t.facts)
         config = family.configure(t.facts, Shard())
-        programs = fusion.record(family, config, recipe(t.quant, t.hardware.kind), t.hardware.kind)
+        roles, has = recipe(t.quant, t.hardware.kind), has_kernel(t)
+        programs = fusion.record(family, config, roles, t.hardware.kind, has=has)
         weights, kv = weight_bytes(programs), kv_bytes(programs, TOKENS)
         one, eight = (count * bandwidth / (weights + count * kv) for count in (1, 8))
         row = rows.setdefault(t.model, [f"{kv / 1e6:.0f}", *("-" for _ in quants)])

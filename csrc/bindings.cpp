@@ -61,6 +61,7 @@ LaunchSpec launch_spec(const py::dict& d) {
   LaunchSpec spec;
   spec.name = d["name"].cast<std::string>();
   spec.op = d["op"].cast<std::string>();
+  spec.phase = d["phase"].cast<int>();
   for (const auto& offset : d["operands"].cast<std::vector<std::optional<size_t>>>()) {
     spec.operands.push_back(offset.value_or(kNoOperand));
   }

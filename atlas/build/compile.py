@@ -34,7 +34,7 @@ EMBED_CHOICES = {
 
 def closure(target: Target) -> Mapping[KernelKey, tuple[str, ...]]:
     """Every kernel that the target's programs need, and the phases of a step that need it."""
-    return status.closure(target.facts, target.quant, target.hardware.kind)
+    return status.closure(target.facts, target.quant, target.hardware.kind, status.has_kernel(target))
 
 
 def build(
@@ -66,7 +66,8 @@ def build(
         config = family.configure(target.facts, Shard())
         shape_hash = config.shape.hash()
         hardware, kernels = target.hardware, by_target[target.name]
-        programs = fusion.record(family, config, recipe(target.quant, hardware.kind), hardware.kind)
+        roles, has = recipe(target.quant, hardware.kind), status.has_kernel(target)
+        programs = fusion.record(family, config, roles, hardware.kind, has=has)
         memory_plan.buffer_layouts(programs, {kernel.name: kernel for kernel in kernels})
         sets.append(
             KernelSet(

@@ -50,6 +50,7 @@ and a file's two phases, must agree in their layouts; a phase's variants also in
 | launch | resident | blocks of a multiprocessor for which a thread's registers must suffice; 1 if absent |
 | rows | up_to | most rows of each variant, ascending; a last 0 stands for any number |
 | serves | OPERAND | element types and formats of it that this file is for; all if absent |
+| serves | where | comparisons of constants and `size_<operand>` that hold for all that this file is for |
 | scratch | bytes | device memory of the kernel's own, zero at load, its last argument; none if absent |
 | limits | spills | bytes of register spills allowed; 0 if absent |
 | limits | seconds | processor time that compiling may take; 30 if absent |
@@ -79,6 +80,7 @@ from typing import Any
 from atlas.errors import BuildError
 from atlas.ops import OPS
 from atlas.targets.expression import evaluate, names_in
+from atlas.targets.quant import DTYPE_BYTES
 
 _DECLARATION = re.compile(r"/\* atlas\n(.*?)\*/", re.DOTALL)
 _CPU_KERNEL = re.compile(r"^ATLAS_CPU_KERNEL\(\s*\"([\w.]+)\"", re.MULTILINE)
@@ -206,11 +208,7 @@ class Declaration:
 
     def violated(self, names: Mapping[str, int]) -> str | None:
         """The first of `legal` that does not hold for these constants, knobs and hardware facts."""
-        for text in self.legal:
-            left, compare, right = _comparison(text, str(self.path))
-            if not compare(evaluate(left, names, str(self.path)), evaluate(right, names, str(self.path))):
-                return text
-        return None
+        return next((text for text in self.legal if not _holds(text, names, str(self.path), "[knobs] legal")), None)
 
     def geometry(self, constants: Mapping[str, int | float], knobs: Mapping[str, int]) -> Geometry:
         """The launch geometry of one specialisation."""
@@ -250,10 +248,10 @@ def declaration(path: Path) -> Declaration:
             if keys is not None and key not in keys:
                 raise BuildError(where, f"unknown key {key!r} in [{table}]", ", ".join(keys))
     operands = [operand.name for operand in OPS[op].operands]
-    for table in ("layouts", "serves"):
+    for table, others in (("layouts", ()), ("serves", (_WHERE,))):
         for operand in document.get(table, {}):
-            if operand not in operands:
-                raise BuildError(where, f"[{table}] names {operand!r}", ", ".join(operands))
+            if operand not in (*operands, *others):
+                raise BuildError(where, f"[{table}] names {operand!r}", ", ".join((*operands, *others)))
     for operand, layout in document.get("layouts", {}).items():
         texts = layout.values() if isinstance(layout, dict) else (layout,)
         if not all(isinstance(text, str) for text in texts):
@@ -315,11 +313,19 @@ def named(path: Path) -> tuple[str, str]:
     return op, words[-1] if words and words[-1] in PHASES else ""
 
 
-def serves(path: Path, dtypes: Mapping[str, str]) -> bool:
-    """Whether a kernel file is for launches whose operands have these element types and formats."""
+def serves(path: Path, dtypes: Mapping[str, str], constants: Mapping[str, int | float] | None = None) -> bool:
+    """Whether a kernel file is for launches whose operands have these element types and formats, and with these
+    constants; None: with some."""
     status = path.stat()
-    stated = _stated(path, status.st_mtime_ns, status.st_size)
-    return all(dtypes.get(operand, accepted[0]) in accepted for operand, accepted in stated.items())
+    stated = dict(_stated(path, status.st_mtime_ns, status.st_size))
+    rules = stated.pop(_WHERE, ())
+    if not all(dtypes.get(operand, accepted[0]) in accepted for operand, accepted in stated.items()):
+        return False
+    if constants is None:
+        return True
+    names = {name: value for name, value in constants.items() if isinstance(value, int)}
+    names |= {f"size_{operand}": DTYPE_BYTES.get(dtype, 0) for operand, dtype in dtypes.items()}
+    return all(_holds(rule, names, str(path), f"[serves] {_WHERE}") for rule in rules)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -330,12 +336,19 @@ def _stated(path: Path, modified: int, size: int) -> dict[str, tuple[str, ...]]:
     return _serves(_document(match.group(1), str(path)), str(path)) if match else {}
 
 
+_WHERE = "where"
+"""The key of [serves] that is no operand."""
+
+
 def _serves(document: Mapping[str, Any], where: str) -> dict[str, tuple[str, ...]]:
     table = document.get("serves", {})
-    for operand, dtypes in table.items():
-        if not isinstance(dtypes, list) or not dtypes or not all(isinstance(dtype, str) for dtype in dtypes):
-            raise BuildError(where, f"[serves] {operand} is {dtypes!r}", "a list of element types and formats")
-    return {operand: tuple(dtypes) for operand, dtypes in table.items()}
+    for key, texts in table.items():
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+            accepted = "a list of comparisons" if key == _WHERE else "a list of element types and formats"
+            raise BuildError(where, f"[serves] {key} is {texts!r}", accepted)
+    for text in table.get(_WHERE, ()):
+        _comparison(text, where, f"[serves] {_WHERE}")
+    return {key: tuple(texts) for key, texts in table.items()}
 
 
 def _document(text: str, where: str) -> dict[str, dict[str, Any]]:
@@ -365,7 +378,7 @@ def _knobs(
     if not isinstance(legal, list) or not all(isinstance(text, str) for text in legal):
         raise BuildError(where, f"[knobs] legal is {legal!r}", "a list of comparisons")
     for text in legal:
-        _comparison(text, where)
+        _comparison(text, where, "[knobs] legal")
     if not isinstance(choices, dict):
         raise BuildError(where, f"[knobs] choices is {choices!r}", "a table: knob = [values]")
     for knob, options in choices.items():
@@ -378,16 +391,22 @@ def _knobs(
     return values, {knob: tuple(options) for knob, options in choices.items()}, tuple(legal)
 
 
+def _holds(text: str, names: Mapping[str, int], where: str, key: str) -> bool:
+    """Whether a comparison under `key` of a declaration holds for these names."""
+    left, compare, right = _comparison(text, where, key)
+    return compare(evaluate(left, names, where), evaluate(right, names, where))
+
+
 @functools.cache
-def _comparison(text: str, where: str) -> tuple[str, Callable[[int, int], bool], str]:
-    """Left side, comparison and right side of `A <= B`."""
+def _comparison(text: str, where: str, key: str) -> tuple[str, Callable[[int, int], bool], str]:
+    """Left side, comparison and right side of `A <= B`, which stands under `key` of a declaration."""
     try:
         node = ast.parse(text, mode="eval").body
     except SyntaxError:
         node = None
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARISONS:
         return ast.unparse(node.left), _COMPARISONS[type(node.ops[0])], ast.unparse(node.comparators[0])
-    raise BuildError(where, f"[knobs] legal has {text!r}", "a comparison of two integer expressions, e.g. 'A % 8 == 0'")
+    raise BuildError(where, f"{key} has {text!r}", "a comparison of two integer expressions, e.g. 'A % 8 == 0'")
 
 
 def cpu_signatures(path: Path) -> list[str]:

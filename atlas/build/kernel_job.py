@@ -72,7 +72,8 @@ def plan(root: Path, target: Target, key: KernelKey, arch: str, phases: Sequence
             that want an operand in different layouts.
     """
     jobs = []
-    for path in dict.fromkeys(targets.resolve(target, key.op, phase, dict(key.dtypes)) for phase in phases):
+    dtypes, constants = dict(key.dtypes), dict(key.constants)
+    for path in dict.fromkeys(targets.resolve(target, key.op, phase, dtypes, constants) for phase in phases):
         declared = kernel_file.declaration(path)
         jobs += [plan_variant(root, target, key, arch, declared, max_rows) for max_rows in declared.bounds]
     for job in jobs[1:]:

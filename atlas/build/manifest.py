@@ -18,7 +18,7 @@ from atlas.errors import BuildError
 FORMAT = 2
 """Version of this document."""
 
-CORE_ABI = 3
+CORE_ABI = 4
 """kCoreAbi of csrc/core/program.h that the kernels were built for; a test holds the two together."""
 
 

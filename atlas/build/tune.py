@@ -245,7 +245,7 @@ def apply(root: Path, result: dict[str, Any]) -> Path:
     for case in result["cases"]:
         key = key_of(case)
         phase, max_rows = case["phase"], case["max_rows"]
-        path = targets.resolve(target, key.op, phase or "decode", dict(key.dtypes))
+        path = targets.resolve(target, key.op, phase or "decode", dict(key.dtypes), dict(key.constants))
         declared = kernel_file.declaration(path)
         winner = case["winner"]
         reason: str | None = "other knobs than the kernel has"

@@ -48,6 +48,8 @@ def compare(runner: Runner, reference: Runner) -> list[Difference]:
         for side in (runner, reference):
             side.backend.begin_step(side.plan.offsets["step.header"], side.step_memory, side.block.used_bytes())
         for index, launch in enumerate(launches):
+            if not launch.is_made(runner.block.phase):
+                continue
             for name in dict.fromkeys((*launch.reads(), *launch.writes())):
                 if runner.buffers[name].kind in ("workspace", "state", "result"):
                     reference.write(name, runner.stored(name))

@@ -27,6 +27,9 @@ from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL
 from atlas.targets import formats
 from atlas.targets.shape import KV_BLOCK_SIZE
 
+ATTENTION = ("paged_attention", "rope_attention")
+"""Ops that read K and V of all tokens that a row sees."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Work:
@@ -87,11 +90,17 @@ def fill_step(runner: Runner, seqs: int, rows: int, position: int) -> None:
 
 def cost(runner: Runner) -> tuple[int, int]:
     """(bytes, operations) of the step that `runner.block` describes, as in Work; nothing is run."""
-    launches = (*runner.forward_program.launches, *runner.sample_program.launches)
+    launches = _made(runner)
     return (
         sum(_bytes(runner, launch) for launch in launches),
         sum(_operations(runner, launch) for launch in launches),
     )
+
+
+def _made(runner: Runner) -> list[Launch]:
+    """The launches that the step makes."""
+    launches = (*runner.forward_program.launches, *runner.sample_program.launches)
+    return [launch for launch in launches if launch.is_made(runner.block.phase)]
 
 
 def profile(runner: Runner, repeats: int) -> Profile:
@@ -112,6 +121,8 @@ def profile(runner: Runner, repeats: int) -> Profile:
         step_seconds = min(_timed_step(runner) for _ in range(repeats))
     kinds: dict[str, Work] = {}
     for launch, seconds, longer in zip(launches, times.tolist(), added, strict=True):
+        if not launch.is_made(runner.block.phase):
+            continue
         kind = f"{launch.key.op} {re.sub(r'^layers[.][0-9]+[.]', '', launch.name)}"
         old = kinds.get(kind, Work(kind, 0, 0.0, 0, 0))
         kinds[kind] = Work(
@@ -150,7 +161,7 @@ def _bytes(runner: Runner, launch: Launch) -> int:
         extents = buffer.extents({**runner.limits.symbols(), **symbols})
         if operand in ("k_cache", "v_cache"):
             tokens = symbols["n_rows"]
-            if launch.key.op == "paged_attention":
+            if launch.key.op in ATTENTION:
                 tokens = _seen(runner, int(constants.get("window", 0)))[0]
             extents = (tokens, extents[1], extents[3])
         elif launch.key.op == "embedding" and operand == "table":
@@ -164,7 +175,7 @@ def _operations(runner: Runner, launch: Launch) -> int:
     if launch.key.op.startswith("linear"):
         rows = runner.block.symbols()[dict(launch.dims)["rows"]]
         return 2 * rows * int(constants["n"]) * int(constants["k"])
-    if launch.key.op == "paged_attention":
+    if launch.key.op in ATTENTION:
         pairs = _seen(runner, int(constants.get("window", 0)))[1]
         return 4 * pairs * int(constants["n_heads"]) * int(constants["head_dim"])
     return 0

@@ -5,17 +5,28 @@ A launch costs a GPU about a microsecond and everything that it leaves costs a t
     residual_add, rms_norm of the same residual     ->  residual_rms_norm
     linear, gated_activation of its product         ->  gated_linear
 
-Products and residual are f32 in every recipe and a fused kernel rounds where the two would have, so that fusing changes
-no result but by the order of fp32 operations. Build and load both get a model's programs from `record` below: the
-kernels that are compiled are those that are asked for.
+    rope_kv_append, paged_attention, quantize_rows of its rows if there is one
+        ->  rope_attention in decode steps, the same as before in prefill steps
+
+the last where the hardware has a kernel for it. Products and residual are f32 in every recipe and a fused kernel rounds
+where the two would have, so that fusing changes no result but by the order of fp32 operations. Build and load both get
+a model's programs from `record` below: the kernels that are compiled are those that are asked for.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
+from atlas.build.kernel_file import PHASES
 from atlas.models.family import Family, FormatOf, ModelConfig
-from atlas.runtime.program import Launch, Recorder, StepPrograms
+from atlas.runtime.program import KernelKey, Launch, Recorder, StepPrograms
+from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL
 from atlas.targets.formats import plain_format
 from atlas.targets.quant import Recipe
+
+HasKernel = Callable[[KernelKey], bool]
+"""Whether the hardware has a kernel for decode steps that it need not have."""
 
 
 def record(
@@ -24,13 +35,14 @@ def record(
     recipe: Recipe,
     kind: str,
     format_of: FormatOf = lambda name, role: plain_format(role),
+    has: HasKernel = lambda key: False,
 ) -> StepPrograms:
     """The programs of a model on hardware of a kind, "cuda" or "cpu". format_of: as a family's `record` takes it."""
     programs = family.record(config, recipe, format_of)
-    return fused(programs) if kind == "cuda" else programs
+    return fused(programs, has) if kind == "cuda" else programs
 
 
-def fused(programs: StepPrograms) -> StepPrograms:
+def fused(programs: StepPrograms, has: HasKernel = lambda key: False) -> StepPrograms:
     """The same programs with neighbouring launches fused. Buffers that only stood between two of them are gone."""
     recorder = Recorder()
     for buffer in programs.buffers.values():
@@ -42,13 +54,11 @@ def fused(programs: StepPrograms) -> StepPrograms:
             first = launches.pop(0)
             if launches and (_add_norm(recorder, first, launches[0]) or _gated(recorder, first, launches)):
                 launches.pop(0)
+            elif taken := _attention(recorder, [first, *launches], has):
+                del launches[: taken - 1]
             else:
-                _launch(recorder, first)
+                recorder.add(first)
     return recorder.finish()
-
-
-def _launch(recorder: Recorder, launch: Launch) -> None:
-    recorder.launch(launch.key.op, launch.name, dict(launch.operands), dict(launch.dims), dict(launch.key.constants))
 
 
 def _add_norm(recorder: Recorder, add: Launch, norm: Launch) -> bool:
@@ -76,6 +86,37 @@ def _gated(recorder: Recorder, linear: Launch, rest: list[Launch]) -> bool:
     constants = {**dict(activation.key.constants), "k": dict(linear.key.constants)["k"]}
     recorder.launch("gated_linear", linear.name, {**product_of, "out": gated["out"]}, dict(linear.dims), constants)
     return True
+
+
+def _attention(recorder: Recorder, launches: list[Launch], has: HasKernel) -> int:
+    """How many of the next launches, if they are attention of the rows that were just appended and there is a kernel
+    for it, were recorded for prefill steps, with rope_attention for decode steps; 0 if none."""
+    ops = [launch.key.op for launch in launches[:3]]
+    if ops[:2] != ["rope_kv_append", "paged_attention"]:
+        return 0
+    rope, attention = launches[:2]
+    rope_of, attention_of = dict(rope.operands), dict(attention.operands)
+    q, attended = rope_of.pop("q_out"), attention_of["out"]
+    alike = all(rope_of[name] == buffer for name, buffer in attention_of.items() if name in rope_of)
+    cached = {recorder.buffers[name].dtype for name in (q, rope_of["k_cache"], rope_of["v_cache"])}
+    if attention_of["q"] != q or not alike or rope.dims != attention.dims or len(cached) > 1:
+        return 0
+    outs = [(attended, 2)]
+    if ops[2:] == ["quantize_rows"] and recorder.buffers[attended].dtype in cached:
+        rows = dict(launches[2].operands)
+        outs = [(rows["out"], 3), *outs] if rows["x"] == attended else outs
+    constants = {**dict(rope.key.constants), **dict(attention.key.constants)}
+    for out, taken in outs:
+        left_out = {q, attended} - {out}
+        together = recorder.checked(
+            "rope_attention", attention.name, {**rope_of, "out": out}, dict(rope.dims), constants, PHASES[PHASE_DECODE]
+        )
+        if has(together.key) and not any(_is_read(buffer, launches[taken:]) for buffer in left_out):
+            for launch in launches[:taken]:
+                recorder.add(dataclasses.replace(launch, phase=PHASES[PHASE_PREFILL]))
+            recorder.add(together)
+            return taken
+    return 0
 
 
 def _is_read(buffer: str, launches: list[Launch]) -> bool:

@@ -21,6 +21,7 @@ from atlas.ops.quantize_rows import QUANTIZE_ROWS
 from atlas.ops.residual_add import RESIDUAL_ADD
 from atlas.ops.residual_rms_norm import RESIDUAL_RMS_NORM
 from atlas.ops.rms_norm import RMS_NORM
+from atlas.ops.rope_attention import ROPE_ATTENTION
 from atlas.ops.rope_kv_append import ROPE_KV_APPEND
 from atlas.ops.sample import SAMPLE
 
@@ -36,6 +37,7 @@ OPS = {
         LINEAR_A8,
         ROPE_KV_APPEND,
         PAGED_ATTENTION,
+        ROPE_ATTENTION,
         GATED_ACTIVATION,
         MOE_ROUTE,
         MOE_MLP,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from atlas.build import manifest
+from atlas.build.kernel_file import phase_number
 from atlas.errors import BuildError
 from atlas.runtime import host
 from atlas.runtime.backend import Array, Backend, BoundProgram
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 _ROW_SYMBOLS = ("n_logits", "n_rows")
 """The count that chooses among a launch's variants: the first of these that it has."""
 
-_ANY_PHASE, _DECODE = 0, 2  # enum Phase of csrc/core/program.h
+_ANY_PHASE = phase_number("")
 
 _POISON = 0xFF
 """With ATLAS_POISON=1, every byte of the workspace when a step begins: a NaN in every float format, -1 in int32. A
@@ -38,8 +39,12 @@ def embedded() -> tuple[manifest.Manifest, list[memoryview]]:
 
 
 def _variants(launch: Launch, entry: manifest.KernelEntry, plan: MemoryPlan) -> list[dict[str, Any]]:
-    """A launch's kernels as the core takes them. Over logits, decode kernels serve both phases: there are as few
-    logits in a prompt's step as in a decoding one, and a row's bits must not depend on which it is."""
+    """A launch's kernels as the core takes them: of the phases whose kernels it runs. Over logits, of which a prompt's
+    step has as few as a decoding one, decode kernels serve both: a row's bits must not depend on which it is.
+
+    Raises:
+        BuildError: there are none.
+    """
     variants = [
         {
             "phase": variant.phase,
@@ -56,14 +61,11 @@ def _variants(launch: Launch, entry: manifest.KernelEntry, plan: MemoryPlan) -> 
         }
         for variant in entry.variants or (manifest.KernelVariant(),)
     ]
-    if any(symbol == "n_logits" for _, symbol in launch.dims):
-        kept = [{**v, "phase": _ANY_PHASE} for v in variants if v["phase"] in (_ANY_PHASE, _DECODE)]
-        if not kept:
-            raise BuildError(
-                f"kernel {entry.name}", f"launch {launch.name} is over logits", "a kernel for decode steps"
-            )
-        return kept
-    return variants
+    kept = [variant for variant in variants if variant["phase"] in (_ANY_PHASE, *map(phase_number, launch.phases))]
+    if not kept:
+        found = f"is for other steps than launch {launch.name} is made in"
+        raise BuildError(f"kernel {entry.name}", found, f"a kernel for {' or '.join(launch.phases)} steps")
+    return [{**variant, "phase": _ANY_PHASE} for variant in kept] if launch.over_logits else kept
 
 
 def _uses_workspace(program: BoundProgram) -> bool:
@@ -120,6 +122,7 @@ class CoreBackend(Backend):
                 {
                     "name": launch.name,
                     "op": launch.key.op,
+                    "phase": phase_number(launch.phase),
                     "operands": [
                         program.plan.offsets[buffers[operand.name]] if operand.name in buffers else None
                         for operand in launch.op.operands

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
+from atlas.build.kernel_file import PHASES
 from atlas.errors import BuildError
 from atlas.ops import OPS
 from atlas.ops.op import Op
@@ -67,22 +68,33 @@ class KernelKey:
 @dataclasses.dataclass(frozen=True)
 class Launch:
     """One kernel launch. `operands`: operand -> buffer name, in the contract's order, without optional
-    operands that it leaves out."""
+    operands that it leaves out. `phase`: of the steps that make it, "prefill" or "decode"; "" for all."""
 
     name: str
     key: KernelKey
     operands: tuple[tuple[str, str], ...]
     dims: tuple[tuple[str, str], ...]
+    phase: str = ""
 
     @property
     def op(self) -> Op:
         return OPS[self.key.op]
 
     @property
+    def over_logits(self) -> bool:
+        """Whether its rows are those whose logits are wanted, of which a prompt's step has as few as a decoding one."""
+        return "n_logits" in dict(self.dims).values()
+
+    @property
     def phases(self) -> tuple[str, ...]:
-        """Phases of a step in which a GPU's kernels for it may differ. What is over logits, of which a prompt's step
-        has as few as a decoding one, runs decode kernels in both."""
-        return ("decode",) if "n_logits" in dict(self.dims).values() else ("prefill", "decode")
+        """Phases whose kernels it runs. What is over logits runs decode kernels in every step."""
+        if self.over_logits:
+            return ("decode",)
+        return (self.phase,) if self.phase else PHASES
+
+    def is_made(self, phase: int) -> bool:
+        """Whether steps of a phase, PHASE_PREFILL or PHASE_DECODE, make it."""
+        return self.phase in ("", PHASES[phase])
 
     def reads(self) -> list[str]:
         return [buffer for name, buffer in self.operands if self.op.operand(name).mode != "out"]
@@ -129,7 +141,8 @@ class StepPrograms:
             lines.append(f"{program.name}:")
             for launch in program.launches:
                 operands = ", ".join(f"{operand}={buffer}" for operand, buffer in launch.operands)
-                lines.append(f"  {launch.name}: {launch.key.signature()}({operands})")
+                only = f", in {launch.phase} steps" if launch.phase else ""
+                lines.append(f"  {launch.name}: {launch.key.signature()}({operands}){only}")
         return "\n".join(lines)
 
 
@@ -162,16 +175,35 @@ class Recorder:
         operands: Mapping[str, str],
         dims: Mapping[str, str],
         constants: Mapping[str, int | float],
+        phase: str = "",
     ) -> None:
-        """Record one launch of `op`. Optional operands may be left out.
+        """Record one launch of `op`. Optional operands may be left out. phase: as a Launch has it.
 
         Raises:
             BuildError: an operand, dim or constant is missing, unknown, or of another shape or dtype
                 than the contract says.
         """
+        self.add(self.checked(op, name, operands, dims, constants, phase))
+
+    def add(self, launch: Launch) -> None:
+        """Record a launch that was checked with the same buffers."""
+        self._current.append(launch)
+
+    def checked(
+        self,
+        op: str,
+        name: str,
+        operands: Mapping[str, str],
+        dims: Mapping[str, str],
+        constants: Mapping[str, int | float],
+        phase: str = "",
+    ) -> Launch:
+        """What `launch` would record. Raises as it does."""
         where = f"launch {name} of op {op}"
         if op not in OPS:
             raise BuildError(where, "there is no such op", ", ".join(OPS))
+        if phase not in ("", *PHASES):
+            raise BuildError(where, f"phase {phase!r}", f"{', '.join(PHASES)}, or '' for every step")
         contract = OPS[op]
         present = [operand for operand in contract.operands if operand.name in operands or not operand.optional]
         for what, given, expected in (
@@ -198,13 +230,12 @@ class Recorder:
             self._check_shape(where, buffer, operand.shape, dims, constants)
             dtypes.append((operand.name, buffer.dtype))
         key = KernelKey(op, tuple(dtypes), tuple((c, constants[c]) for c in contract.constants))
-        self._current.append(
-            Launch(
-                name,
-                key,
-                tuple((operand.name, operands[operand.name]) for operand in present),
-                tuple((dim, dims[dim]) for dim in contract.dims),
-            )
+        return Launch(
+            name,
+            key,
+            tuple((operand.name, operands[operand.name]) for operand in present),
+            tuple((dim, dims[dim]) for dim in contract.dims),
+            phase,
         )
 
     def _check_shape(

@@ -14,7 +14,7 @@ import numpy as np
 from atlas.errors import DeviceError
 from atlas.ops.op import Arrays
 from atlas.runtime.backend import Array, Backend, BoundProgram
-from atlas.runtime.step import STEP_VERSION, SYMBOLS
+from atlas.runtime.step import HEADER_WORDS, PHASE_PREFILL, PHASE_WORD, STEP_VERSION, SYMBOLS
 from atlas.targets import formats
 from atlas.weights.layouts import LAYOUTS
 from atlas.weights.quantized import BlockArray
@@ -29,6 +29,7 @@ class ReferenceBackend(Backend):
         self._arena = np.zeros(0, np.uint8)
         self._programs: list[tuple[BoundProgram, dict[str, Array | BlockArray]]] = []
         self._symbols: dict[str, int] = {}
+        self._phase = PHASE_PREFILL
 
     def describe(self) -> str:
         return f"reference (NumPy {np.__version__})"
@@ -69,15 +70,18 @@ class ReferenceBackend(Backend):
         return len(self._programs) - 1
 
     def begin_step(self, offset: int, block: memoryview, nbytes: int) -> None:
-        header = np.frombuffer(block, np.int32, 1 + len(SYMBOLS))
+        header = np.frombuffer(block, np.int32, HEADER_WORDS)
         if header[0] != STEP_VERSION:
             raise DeviceError("step block", f"version {header[0]}", str(STEP_VERSION))
         self._bytes(offset, nbytes)[:] = np.frombuffer(block, np.uint8, nbytes)
         self._symbols = {name: int(header[1 + i]) for i, name in enumerate(SYMBOLS)}
+        self._phase = int(header[PHASE_WORD])
 
     def run(self, handle: int, begin: int, end: int) -> None:
         program, views = self._programs[handle]
         for launch in program.program.launches[begin:end]:
+            if not launch.is_made(self._phase):
+                continue
             dims = {dim: self._symbols[symbol] for dim, symbol in launch.dims}
             arrays: Arrays = {operand: views[name] for operand, name in launch.operands}
             constants: dict[str, Any] = dict(launch.key.constants)

@@ -55,7 +55,7 @@ class RunnerOptions:
     kv_dtype: format of the KV cache (default the quant recipe's).
     kv_memory_bytes: size of the KV cache.  level: CPU instruction-set level.
     kernel_packs: files with kernels, one of which must serve.
-    programs: "cuda" lets `reference` run the programs of a GPU, fused launches and all.
+    programs: "cuda" lets `reference` run the programs of a GPU that has every kernel, fused launches and all.
     """
 
     backend: str = "auto"
@@ -130,7 +130,7 @@ class Runner:
         graphs = choice.backend == "cuda"
         self._places = [Place(backend, forward, sample, i, graphs) for i in range(len(forward.plan.places))]
         self.decode_rows = 0
-        if graphs:
+        if graphs or any(launch.phase for launch in self._launches):
             self.decode_rows = min(limits.n_rows, variants.most_rows(self._launches, forward.kernels, "n_rows"))
         self.work_ahead(len(self._places) - 1)
         self._tokens = np.zeros(limits.n_logits, np.int32)
@@ -201,7 +201,8 @@ class Runner:
         roles = _recipe(choice, options)
         sources = family.weights(config, checkpoint.tensors)
         kind = _kind(choice, options)
-        programs = fusion.record(family, config, roles, kind, weight_formats.chooser(checkpoint, sources))
+        formats, everything = weight_formats.chooser(checkpoint, sources), choice.backend == "reference"
+        programs = fusion.record(family, config, roles, kind, formats, lambda key: everything or key.name() in kernels)
         loader.check(checkpoint, programs, sources, family.other_parts)
 
         stage("memory")
@@ -239,7 +240,7 @@ class Runner:
         # What was asked for, and not what its last block would hold besides.
         max_context = min(limits.max_blocks * KV_BLOCK_SIZE, options.max_context or config.max_context)
         runner = Runner(config, choice, backend, limits, max_context, forward, sample, layouts, ledger)
-        buckets = variants.buckets(runner.decode_rows)
+        buckets = variants.buckets(runner.decode_rows) if choice.backend == "cuda" else []
         if buckets:
             stage("graphs")
             runner.capture(buckets)

@@ -6,6 +6,7 @@ Standard library only: a build environment has no NumPy.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Mapping
 
 from atlas.errors import BuildError
@@ -28,18 +29,25 @@ def evaluate(expression: str | int, names: Mapping[str, int], where: str) -> int
     if isinstance(expression, int):
         return expression
     try:
-        tree = ast.parse(expression, mode="eval")
+        tree = _parsed(expression)
     except SyntaxError as error:
         raise BuildError(where, f"{expression!r} is not an expression ({error.msg})") from None
-    return _walk(tree.body, names, where, expression)
+    return _walk(tree, names, where, expression)
 
 
-def names_in(expression: str | int) -> set[str]:
+@functools.cache
+def names_in(expression: str | int) -> frozenset[str]:
     """Names that an expression refers to, functions left out."""
     if isinstance(expression, int):
-        return set()
-    found = {node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)}
-    return found - set(_FUNCTIONS)
+        return frozenset()
+    found = {node.id for node in ast.walk(_parsed(expression)) if isinstance(node, ast.Name)}
+    return frozenset(found - set(_FUNCTIONS))
+
+
+@functools.cache
+def _parsed(expression: str) -> ast.expr:
+    """A program has thousands of buffers whose shapes are a few expressions."""
+    return ast.parse(expression, mode="eval").body
 
 
 def _walk(node: ast.expr, names: Mapping[str, int], where: str, text: str) -> int:

@@ -14,7 +14,7 @@ from atlas.targets.hardware import walk
 from atlas.targets.quant import QUANTS
 from atlas.targets.resolution import ANY_MODEL, Target, facts, find
 from atlas.targets.shape import Shard, shape
-from atlas.targets.status import closure, models, summary
+from atlas.targets.status import closure, has_kernel, models, summary
 from atlas.targets.target import every, select
 
 TAG_PREFIX = "1_"
@@ -119,20 +119,29 @@ def _described(root: Path, target: Target) -> dict[str, Any]:
         for config in models(root).values():
             signatures |= {key.signature(): key.op for key in closure(config, target.quant, target.hardware.kind)}
         kernels, shape_hash = sorted(signatures.items(), key=lambda item: list(OPS).index(item[1])), "*"
-        rows = [_row(root, target, name, op, ("decode",), {}) for name, op in kernels]
+        rows = [_row(root, target, name, op, ("decode",), {}, None) for name, op in kernels]
     else:
         family = family_of(target.facts)
         shape_hash = family.configure(target.facts, Shard()).shape.hash()
-        needed = closure(target.facts, target.quant, target.hardware.kind)
-        rows = [_row(root, target, key.name(), key.op, phases, dict(key.dtypes)) for key, phases in needed.items()]
+        needed = closure(target.facts, target.quant, target.hardware.kind, has_kernel(target))
+        rows = [
+            _row(root, target, key.name(), key.op, phases, dict(key.dtypes), dict(key.constants))
+            for key, phases in needed.items()
+        ]
     return {"arch": target.hardware.arch, "shape": shape_hash, "kernels": rows}
 
 
 def _row(
-    root: Path, target: Target, name: str, op: str, phases: Iterable[str], dtypes: Mapping[str, str]
+    root: Path,
+    target: Target,
+    name: str,
+    op: str,
+    phases: Iterable[str],
+    dtypes: Mapping[str, str],
+    constants: Mapping[str, int | float] | None,
 ) -> dict[str, str]:
     """One kernel; where the phases have files of their own, both."""
-    found = [find(target, op, phase, dtypes) for phase in phases]
+    found = [find(target, op, phase, dtypes, constants) for phase in phases]
     files = dict.fromkeys(path.relative_to(root).as_posix() for path, _ in found)
     why = dict.fromkeys(level.why for _, level in found)
     return {"op": op, "kernel": name, "file": ", ".join(files), "why": "; ".join(why)}

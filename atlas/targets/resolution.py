@@ -3,8 +3,9 @@
 Levels, nearest first: `<hw>/<model>/<quant>/`, `<hw>/<model>/`, `<hw>/`, then the same three folders of
 each hardware it inherits from. The nearest file of an op wins; an override of one op drops no other.
 
-A file serves a phase of a step or both, and all element types or those that it declares (atlas/build/kernel_file.py):
-the nearest that serves the phase and the types wins. Two such files at one level are an error.
+A file serves a phase of a step or both, and all element types and constants or those that it declares
+(atlas/build/kernel_file.py): the nearest that serves the launch in the phase wins. Two such files at one level are an
+error.
 """
 
 from __future__ import annotations
@@ -65,10 +66,16 @@ def levels(target: Target) -> Iterator[Level]:
         yield Level(directory, f"this hardware{of}" if not of else of.removeprefix(", "))
 
 
-def find(target: Target, op: str, phase: str = "decode", dtypes: Mapping[str, str] | None = None) -> tuple[Path, Level]:
+def find(
+    target: Target,
+    op: str,
+    phase: str = "decode",
+    dtypes: Mapping[str, str] | None = None,
+    constants: Mapping[str, int | float] | None = None,
+) -> tuple[Path, Level]:
     """The file that serves `op` in `target`, and the level it stands at.
 
-    phase: of a step.  dtypes: of the launch's operands.
+    phase: of a step.  dtypes: of the launch's operands.  constants: the launch's.
 
     Raises:
         MissingKernel: no file at any level.
@@ -79,7 +86,7 @@ def find(target: Target, op: str, phase: str = "decode", dtypes: Mapping[str, st
     for level in levels(target):
         found = sorted(path for path in level.folder.glob(f"{op}.*") if path.suffix in SUFFIXES.values())
         claims = [path for path in found if kernel_file.named(path)[1] in ("", phase)]
-        claims = [path for path in claims if kernel_file.serves(path, dtypes or {})]
+        claims = [path for path in claims if kernel_file.serves(path, dtypes or {}, constants)]
         if len(claims) > 1:
             raise BuildError(
                 f"op {op}", f"claimed by {' and '.join(map(str, claims))}", "one file at each level", "remove one"
@@ -102,9 +109,15 @@ def _types(dtypes: Mapping[str, str] | None) -> str:
     return " ".join(f"{operand} {dtype}" for operand, dtype in (dtypes or {}).items()) + " " if dtypes else ""
 
 
-def resolve(target: Target, op: str, phase: str = "decode", dtypes: Mapping[str, str] | None = None) -> Path:
+def resolve(
+    target: Target,
+    op: str,
+    phase: str = "decode",
+    dtypes: Mapping[str, str] | None = None,
+    constants: Mapping[str, int | float] | None = None,
+) -> Path:
     """The file that serves `op` in `target`. Raises as `find` does."""
-    return find(target, op, phase, dtypes)[0]
+    return find(target, op, phase, dtypes, constants)[0]
 
 
 def tuning(target: Target, op: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from atlas.errors import AtlasError, BuildError
 from atlas.models import family_of
-from atlas.models.fusion import record
+from atlas.models.fusion import HasKernel, record
 from atlas.runtime import load_program
 from atlas.runtime.program import KernelKey
 from atlas.targets.formats import ROLE_FORMATS, plain_format
@@ -52,13 +52,13 @@ def status(target: Target) -> Status:
     if target.quant not in target.hardware.quants:
         return Status(f"{target.hardware.name} has no {target.quant} kernels", "quant")
     if target.model != ANY_MODEL:
-        keys, reason = _closure(json.dumps(target.facts, sort_keys=True), target.quant, target.hardware.kind)
+        keys, reason = _needed(target.facts, target.quant, target.hardware.kind, has_kernel(target))
         if reason:
             return Status(reason, "op")
     for key, phases in keys.items():
         for phase in phases:
             try:
-                find(target, key.op, phase, dict(key.dtypes))
+                find(target, key.op, phase, dict(key.dtypes), dict(key.constants))
             except MissingKernel as error:
                 return Status(f"{target.hardware.name} has no kernel for op {key.op}", "kernel", error)
     return Status()
@@ -119,20 +119,65 @@ def unrecorded(config: Mapping[str, Any]) -> str:
     return ""
 
 
-def closure(config: Mapping[str, Any], quant: str, kind: str = "cuda") -> Mapping[KernelKey, tuple[str, ...]]:
+def has_kernel(target: Target) -> HasKernel:
+    """Whether the target has a kernel that a program does without where there is none (atlas/models/fusion.py)."""
+
+    def has(key: KernelKey) -> bool:
+        try:
+            find(target, key.op, "decode", dict(key.dtypes), dict(key.constants))
+        except MissingKernel:
+            return False
+        return True
+
+    return has
+
+
+def closure(
+    config: Mapping[str, Any], quant: str, kind: str = "cuda", has: HasKernel = lambda key: False
+) -> Mapping[KernelKey, tuple[str, ...]]:
     """Every kernel that a model's programs need under a recipe, and the phases that need it.
+
+    has: as `has_kernel` gives it.
 
     Raises BuildError where there are none.
     """
-    keys, reason = _closure(json.dumps(config, sort_keys=True), quant, kind)
+    keys, reason = _needed(config, quant, kind, has)
     if reason:
         raise BuildError(f"quant {quant}", reason)
     return keys
 
 
-@functools.cache
-def _closure(config: str, quant: str, kind: str) -> tuple[Mapping[KernelKey, tuple[str, ...]], str]:
+def _needed(
+    config: Mapping[str, Any], quant: str, kind: str, has: HasKernel
+) -> tuple[Mapping[KernelKey, tuple[str, ...]], str]:
     """Every kernel of a model's programs under a recipe, or why they cannot be recorded."""
+    text = json.dumps(config, sort_keys=True)
+    there = frozenset(filter(has, _asked(text, quant, kind))) if kind == "cuda" else frozenset()
+    return _closure(text, quant, kind, there)
+
+
+@functools.cache
+def _asked(config: str, quant: str, kind: str) -> tuple[KernelKey, ...]:
+    """The kernels that a model's programs use where there are some."""
+    asked: dict[KernelKey, None] = {}
+
+    def note(key: KernelKey) -> bool:
+        asked[key] = None
+        return False
+
+    _record(config, quant, kind, note)
+    return tuple(asked)
+
+
+@functools.cache
+def _closure(
+    config: str, quant: str, kind: str, there: frozenset[KernelKey]
+) -> tuple[Mapping[KernelKey, tuple[str, ...]], str]:
+    """_needed, with those kernels that are there of the ones that a program may do without."""
+    return _record(config, quant, kind, there.__contains__)
+
+
+def _record(config: str, quant: str, kind: str, has: HasKernel) -> tuple[Mapping[KernelKey, tuple[str, ...]], str]:
     document = json.loads(config)
     family = family_of(document)
     try:
@@ -143,7 +188,7 @@ def _closure(config: str, quant: str, kind: str) -> tuple[Mapping[KernelKey, tup
             def format_of(name: str, role: str, formats: Mapping[str, str] = formats) -> str:
                 return formats.get(role) or plain_format(role)
 
-            programs = record(family, configured, roles, kind, format_of)
+            programs = record(family, configured, roles, kind, format_of, has)
             for key, phases in programs.closure().items():
                 needed[key] = tuple(sorted({*needed.get(key, ()), *phases}, reverse=True))
             if kind == "cuda":

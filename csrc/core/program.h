@@ -14,7 +14,7 @@ namespace atlas {
 
 // Raised with every change of LaunchSpec, of the kernel argument order or of the CPU kernel ABI.
 // Kernel sets carry the value they were built for; another value is refused at load.
-constexpr int kCoreAbi = 3;
+constexpr int kCoreAbi = 4;
 
 // Version and word order of the step header: atlas/runtime/step.py defines both. Word 0 is the
 // version, word 1 + i is symbol i, the last word is the step's phase.
@@ -38,8 +38,14 @@ struct GridAxis {
 // In place of the offset of an optional operand that a launch leaves out.
 constexpr size_t kNoOperand = ~size_t{0};
 
-// Steps that a variant serves: any, or those whose header's phase word is this minus 1.
+// Steps that make a launch, or that a variant serves: any, or those whose header's phase word is
+// this minus 1.
 enum Phase : int { kAnyPhase = 0, kPrefill = 1, kDecode = 2 };
+
+// Whether a step with this header is among them.
+inline bool includes(int phase, const int32_t* header) {
+  return phase == kAnyPhase || phase == header[kPhaseWord] + 1;
+}
 
 // One way to run a launch: the kernel compiled for a phase and a largest number of rows. The core
 // takes the one with the least max_rows that holds the step's rows. All but `kernel` is cuda only.
@@ -60,6 +66,7 @@ struct Variant {
 struct LaunchSpec {
   std::string name;                 // "layers.3.qkv": for error messages
   std::string op;                   // "linear"
+  int phase = kAnyPhase;            // steps that make it; others leave it out
   std::vector<size_t> operands;     // arena offsets or kNoOperand, in the contract's order
   std::vector<int> dims;            // header words, in the contract's order
   std::vector<Constant> constants;  // in the contract's order

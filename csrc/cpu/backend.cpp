@@ -72,6 +72,7 @@ struct Scratch {
 // A launch whose kernel and operands are resolved. Indices below point into CpuProgram's arrays.
 struct ResolvedLaunch {
   CpuKernel kernel;
+  int phase;
   size_t operands, dims, constants;
 };
 
@@ -195,12 +196,14 @@ class CpuBackend final : public Backend {
       launch.barrier_context = &backend->pool_;
       for (size_t i = begin; i < end; ++i) {
         const ResolvedLaunch& resolved = program->launches[i];
-        launch.operands = program->operands.data() + resolved.operands;
-        launch.dims = program->dims.data() + resolved.dims;
-        launch.constants = program->constants.data() + resolved.constants;
-        resolved.kernel(launch);
-        if (i + 1 < end || times != nullptr) {  // the pool itself waits for the last one
-          backend->pool_.barrier();
+        if (includes(resolved.phase, backend->header_)) {
+          launch.operands = program->operands.data() + resolved.operands;
+          launch.dims = program->dims.data() + resolved.dims;
+          launch.constants = program->constants.data() + resolved.constants;
+          resolved.kernel(launch);
+          if (i + 1 < end || times != nullptr) {  // the pool itself waits for the last one
+            backend->pool_.barrier();
+          }
         }
         if (times != nullptr && worker == 0) times[i - begin] = Clock::now();
       }
@@ -249,8 +252,8 @@ class CpuBackend final : public Backend {
     };
     const CpuKernelEntry* entry = find_cpu_kernel(levels_, name);
     if (entry == nullptr) fail("not compiled in at level " + join(levels_));
-    program.launches.push_back({entry->kernel, program.operands.size(), program.dim_words.size(),
-                                program.constants.size()});
+    program.launches.push_back({entry->kernel, launch.phase, program.operands.size(),
+                                program.dim_words.size(), program.constants.size()});
     for (const size_t offset : launch.operands) {
       if (offset == kNoOperand) {
         program.operands.push_back(nullptr);

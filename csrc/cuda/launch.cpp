@@ -51,13 +51,18 @@ void check_geometry(const LaunchSpec& spec, const Variant& variant) {
   }
 }
 
+// Whether there is anything to do in a step: its phase makes the launch, for a row at least.
+bool is_made(const LaunchSpec& spec, const int32_t* header) {
+  if (!includes(spec.phase, header)) return false;
+  return spec.row_dim < 0 || header[spec.dims[static_cast<size_t>(spec.row_dim)]] > 0;
+}
+
 const LoadedVariant& choose(const LoadedLaunch& launch, const int32_t* header) {
-  const int phase = header[kPhaseWord] + 1;
   const int row_dim = launch.spec.row_dim;
   const int rows = row_dim < 0 ? 0 : header[launch.spec.dims[static_cast<size_t>(row_dim)]];
   for (const LoadedVariant& variant : launch.variants) {
     const Variant& spec = variant.spec;
-    if (spec.phase != kAnyPhase && spec.phase != phase) continue;
+    if (!includes(spec.phase, header)) continue;
     if (spec.max_rows == 0 || rows <= spec.max_rows) return variant;
   }
   std::string have;
@@ -67,7 +72,8 @@ const LoadedVariant& choose(const LoadedLaunch& launch, const int32_t* header) {
     if (variant.spec.max_rows != 0) have += " up to " + std::to_string(variant.spec.max_rows);
   }
   throw DeviceFault(describe(launch.spec) + " has no kernel for " + std::to_string(rows) +
-                    " rows in phase " + phase_name(phase) + "; there are: " + have);
+                    " rows in phase " + phase_name(header[kPhaseWord] + 1) +
+                    "; there are: " + have);
 }
 
 }  // namespace
@@ -251,6 +257,7 @@ LoadedLaunch Images::resolve(const LaunchSpec& spec, DevicePointer arena, size_t
 void launch(const Driver& cuda, LoadedLaunch& launch, const int32_t* header, DevicePointer step,
             Stream stream, bool synchronous) {
   const LaunchSpec& spec = launch.spec;
+  if (!is_made(spec, header)) return;
   const LoadedVariant& variant = choose(launch, header);
   LaunchConfig config = {{},     {variant.spec.block, 1, 1}, variant.spec.shared,
                          stream, variant.attributes,         variant.n_attributes};

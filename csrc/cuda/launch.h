@@ -58,8 +58,9 @@ class Images {
 };
 
 // Puts one launch on `stream`, for the step whose header is `header` and lies at `step` on the
-// device. An empty grid is left out. With `synchronous`, waits for it. Throws DeviceFault that
-// names kernel, op, geometry, dims and operands.
+// device. Left out is a launch of another phase, of no rows, or of an empty grid. With
+// `synchronous`, waits for it. Throws DeviceFault that names kernel, op, geometry, dims and
+// operands.
 void launch(const Driver& cuda, LoadedLaunch& launch, const int32_t* header, DevicePointer step,
             Stream stream, bool synchronous);
 

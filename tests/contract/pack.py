@@ -54,7 +54,7 @@ def served(target: Target, keys: Iterable[KernelKey]) -> dict[KernelKey, tuple[s
     for key in keys:
         for phase in PHASES:
             try:
-                resolve(target, key.op, phase, dict(key.dtypes))
+                resolve(target, key.op, phase, dict(key.dtypes), dict(key.constants))
             except MissingKernel:
                 continue
             found[key] = (*found.get(key, ()), phase)

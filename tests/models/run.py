@@ -10,6 +10,7 @@ import numpy as np
 from atlas.engine.engine import Engine
 from atlas.engine.messages import SamplingParams
 from atlas.runtime.runner import Runner, RunnerOptions
+from atlas.runtime.step import PHASE_PREFILL
 from atlas.weights import open_checkpoint
 
 
@@ -20,13 +21,14 @@ def load(model: Path, backend: str, quant: str | None, **options: Any) -> Runner
         return Runner.load(checkpoint, RunnerOptions(backend=backend, quant=quant, **{**defaults, **options}))
 
 
-def logits(runner: Runner, ids: list[int], chunk: int = 256) -> np.ndarray[Any, Any]:
-    """Logits [len(ids), vocab] of one sequence, teacher-forced in chunks."""
+def logits(runner: Runner, ids: list[int], chunk: int = 256, phase: int = PHASE_PREFILL) -> np.ndarray[Any, Any]:
+    """Logits [len(ids), vocab] of one sequence, teacher-forced in chunks, in steps of a phase."""
     block, parts = runner.block, []
     blocks = np.random.default_rng(0).permutation(runner.limits.n_blocks)[: runner.limits.max_blocks]
     for begin in range(0, len(ids), chunk):
         rows = min(chunk, len(ids) - begin)
         block.set_symbols({"n_rows": rows, "n_seqs": 1, "n_logits": rows})
+        block.set_phase(phase)
         block.row_token[:rows] = ids[begin : begin + rows]
         block.row_position[:rows] = np.arange(begin, begin + rows)
         block.row_seq[:rows] = block.seq_slot[:1] = 0

@@ -12,6 +12,7 @@ import pytest
 from atlas.models import family_of, fusion
 from atlas.models.fusion import fused
 from atlas.runtime.program import Recorder, StepPrograms
+from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL
 from atlas.targets.quant import recipe
 from atlas.targets.shape import Shard
 from tests import family_models
@@ -21,10 +22,10 @@ NAMES = ("llama-biases", "llama-gelu", "qwen3-biases", "moe-dense-layer", "gemma
 """One of each family and of what its launches may have: biases, a norm after a block, a residual scale, experts."""
 
 
-def programs(name: str, quant: str, kind: str) -> StepPrograms:
+def programs(name: str, quant: str, kind: str, has: fusion.HasKernel = lambda key: False) -> StepPrograms:
     config = family_models.config(name)
     family = family_of(config)
-    return fusion.record(family, family.configure(config, Shard()), recipe(quant, "cuda"), kind)
+    return fusion.record(family, family.configure(config, Shard()), recipe(quant, "cuda"), kind, has=has)
 
 
 def ops(found: StepPrograms) -> collections.Counter[str]:
@@ -34,17 +35,44 @@ def ops(found: StepPrograms) -> collections.Counter[str]:
 @pytest.mark.parametrize("quant", ["f32", "bf16", "fp8", "nvfp4"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_fused_program_gives_the_same_logits(name: str, quant: str, tmp_path: Path) -> None:
-    """Bit for bit on `reference`: a fused op's reference does what the two did."""
+    """Bit for bit on `reference`, in steps of each phase: a fused op's reference does what the others did."""
     if name.startswith("moe") and quant in ("fp8", "nvfp4"):
         pytest.skip("experts have no such ops yet")
     folder = family_models.write(tmp_path, name)
     ids = [int(i) for i in np.random.default_rng().integers(0, family_models.VOCAB, 21)]
     apart, together = (
-        run.logits(run.load(folder, "reference", quant, max_rows=32, max_seqs=2, programs=kind), ids)
-        for kind in ("cpu", "cuda")
+        run.load(folder, "reference", quant, max_rows=32, max_seqs=2, programs=kind) for kind in ("cpu", "cuda")
     )
-    assert np.isfinite(apart).all()
-    assert apart.tobytes() == together.tobytes()
+    for phase, chunk in ((PHASE_PREFILL, 32), (PHASE_DECODE, 1), (PHASE_DECODE, 8)):
+        expected, found = (run.logits(runner, ids, chunk, phase) for runner in (apart, together))
+        assert np.isfinite(expected).all()
+        assert expected.tobytes() == found.tobytes(), (phase, chunk)
+
+
+def test_attention_of_decode_steps_reads_what_it_appends(tmp_path: Path) -> None:
+    """Without rope_attention a decode step attends to nothing new: the logits of the test above would tell."""
+    folder = family_models.write(tmp_path, "qwen3")
+    runner = run.load(folder, "reference", "bf16", max_rows=32, max_seqs=2, programs="cuda")
+    right = run.logits(runner, list(range(9)), 3, PHASE_DECODE)
+    for launch in runner.forward_program.launches:
+        object.__setattr__(launch, "phase", "prefill" if launch.key.op == "rope_attention" else launch.phase)
+    assert run.logits(runner, list(range(9)), 3, PHASE_DECODE).tobytes() != right.tobytes()
+
+
+@pytest.mark.parametrize("quant", ["bf16", "fp8"])
+def test_greedy_tokens_are_the_same_with_steps_of_one_phase(quant: str, tmp_path: Path) -> None:
+    """Through the engine, which gives a program with launches of one phase no step of mixed rows."""
+    folder = family_models.write(tmp_path, "llama-biases")
+    rng = np.random.default_rng()
+    prompts = [[int(i) for i in rng.integers(3, family_models.VOCAB, length)] for length in (3, 16, 30)]
+    apart, together = (run.load(folder, "reference", quant, max_rows=24, programs=kind) for kind in ("cpu", "cuda"))
+    assert apart.decode_rows == 0 and together.decode_rows == 24
+    tokens = run.greedy(together, prompts, 12, together=3)
+    for prompt, found in zip(prompts, tokens, strict=True):
+        # A step of other rows sums in another order: what it takes must be among the best of the other's.
+        logits = run.logits(apart, prompt + found, 24)[len(prompt) - 1 : -1]
+        best = logits.max(axis=1)
+        assert len(found) == 12 and (best - logits[np.arange(12), found] <= 0.02 * np.ptp(logits, axis=1)).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -110,6 +138,116 @@ def pair(**changes: Any) -> StepPrograms:
         r.launch("gated_activation", name, operands, {"rows": "n_rows"}, {"intermediate": 16, "activation": 0})
     r.begin("sample")
     return r.finish()
+
+
+def attention_of(found: StepPrograms) -> list[tuple[str, str, str]]:
+    """(op, out, phase) of the launches of attention, in order."""
+    return [
+        (launch.key.op, dict(launch.operands).get("out", ""), launch.phase)
+        for launch in found.launches()
+        if launch.key.op in ("rope_kv_append", "paged_attention", "quantize_rows", "rope_attention")
+    ]
+
+
+PREFILL = [("rope_kv_append", "", "prefill"), ("paged_attention", "attended", "prefill")]
+
+
+def test_attention_is_one_launch_in_decode_steps_where_there_is_a_kernel() -> None:
+    layers = family_models.config("qwen3")["num_hidden_layers"]
+    for quant, expected in (
+        ("bf16", [*PREFILL, ("rope_attention", "attended", "decode")]),
+        (
+            "fp8",
+            [
+                *PREFILL,
+                ("quantize_rows", "attended_f8g128", "prefill"),
+                ("rope_attention", "attended_f8g128", "decode"),
+            ],
+        ),
+    ):
+        assert attention_of(programs("qwen3", quant, "cuda", lambda key: True)) == layers * expected
+        assert "rope_attention" not in ops(programs("qwen3", quant, "cuda"))
+        assert "rope_attention" not in ops(programs("qwen3", quant, "cpu", lambda key: True))
+
+
+def test_without_a_kernel_that_quantises_rows_are_quantised_as_before() -> None:
+    layers = family_models.config("qwen3")["num_hidden_layers"]
+    found = programs("qwen3", "fp8", "cuda", lambda key: dict(key.dtypes)["out"] == "bf16")
+    both = [("rope_attention", "attended", "decode"), ("quantize_rows", "attended_f8g128", "")]
+    assert attention_of(found) == layers * [*PREFILL, *both]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_window_or_a_norm_keeps_its_place(name: str) -> None:
+    """rope_attention has the operands and constants of the launches for prompts."""
+    found = programs(name, "bf16", "cuda", lambda key: True)
+    launches = found.launches()
+    fused_ones = [launch for launch in launches if launch.key.op == "rope_attention"]
+    apart = [launch for launch in launches if launch.phase == "prefill"]
+    assert len(apart) == 2 * len(fused_ones) == 2 * family_models.config(name)["num_hidden_layers"]
+    for one, rope, attention in zip(fused_ones, apart[::2], apart[1::2], strict=True):
+        of_both = dict(rope.operands) | dict(attention.operands)
+        assert dict(one.operands) == {name: of for name, of in of_both.items() if name not in ("q", "q_out")}
+        assert dict(one.key.constants) == dict(rope.key.constants) | dict(attention.key.constants)
+
+
+@pytest.mark.parametrize("quant", ["bf16", "fp8"])
+@pytest.mark.parametrize("phase", [PHASE_PREFILL, PHASE_DECODE])
+def test_each_phase_reads_what_it_wrote(phase: int, quant: str) -> None:
+    """No launch reads workspace that only the other phase's launches write."""
+    for name in ("llama-biases", "qwen3", "gemma3", "phi3-window"):
+        found = programs(name, quant, "cuda", lambda key: True)
+        written = {name for name, buffer in found.buffers.items() if buffer.kind != "workspace"}
+        for launch in found.launches():
+            if launch.is_made(phase):
+                assert not set(launch.reads()) - written, launch.name
+                written |= set(launch.writes())
+
+
+@pytest.mark.parametrize(
+    ("change", "fuses"),
+    [
+        ({}, True),
+        ({"rope": {"block_table": "other_table"}}, False),
+        ({"attention": {"q": "other_q"}}, False),
+        ({"attention": {"k_cache": "other_cache"}}, False),
+        ({"reader": "q"}, False),
+        ({"reader": "attended"}, True),
+        ({"kv": "f32"}, False),
+    ],
+    ids=str,
+)
+def test_only_attention_of_the_rows_just_appended_is_fused(change: dict[str, Any], fuses: bool) -> None:
+    r = Recorder()
+    for name, dtype in (("q", "bf16"), ("other_q", "bf16"), ("attended", "bf16"), ("codes", "f8g128")):
+        r.buffer(name, dtype, ("n_rows", 64), "workspace")
+    r.buffer("qkv", "f32", ("n_rows", 128), "workspace")
+    for name in ("k_cache", "v_cache", "other_cache"):
+        r.buffer(name, change.get("kv", "bf16"), ("n_blocks", 2, 16, 16), "state")
+    r.buffer("inv_freq", "f32", (1, 8), "weight")
+    r.buffer("other_table", "i32", ("n_seqs", "max_blocks"), "workspace")
+    where = {
+        **{name: f"step.{name}" for name in ("row_position", "row_seq", "block_table")},
+        "k_cache": "k_cache",
+        "v_cache": "v_cache",
+    }
+    dims = {"rows": "n_rows", "seqs": "n_seqs", "max_blocks": "max_blocks", "blocks": "n_blocks"}
+    heads = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 16}
+    rope = {"qkv": "qkv", "inv_freq": "inv_freq", "seq_rope": "step.seq_rope", "q_out": "q", **where}
+    attention = {"q": "q", "out": "attended", **where}
+    r.begin("forward")
+    constants = {**heads, "rotary_dim": 16, "rope_sets": 1, "eps": 1e-5, "rope_scale": 1.0}
+    r.launch("rope_kv_append", "rope", rope | change.get("rope", {}), dims, constants)
+    constants = {**heads, "window": 0, "scale": 0.25}
+    r.launch("paged_attention", "attention", attention | change.get("attention", {}), dims, constants)
+    if reader := change.get("reader"):
+        r.launch("quantize_rows", "reader", {"x": reader, "out": "codes"}, {"rows": "n_rows"}, {"k": 64})
+        r.launch("quantize_rows", "again", {"x": reader, "out": "codes"}, {"rows": "n_rows"}, {"k": 64})
+    r.begin("sample")
+    found = attention_of(fused(r.finish(), lambda key: True))
+    assert (("rope_attention", "attended", "decode") in found) == fuses
+    assert ("rope_attention", "codes", "decode") not in found, "somebody else reads the rows, or no codes are made"
+    assert [phase for op, _, phase in found if op == "paged_attention"] == ["prefill" if fuses else ""]
 
 
 def test_a_product_that_somebody_else_reads_is_kept() -> None:

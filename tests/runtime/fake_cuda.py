@@ -53,7 +53,7 @@ def variant(**changes):
 
 def launch(variants=None, **changes):
     # What is no field of a launch is one of its only variant.
-    record = dict(name="layers.0.test", op="rms_norm", operands=[512], dims=[1], constants=[], row_dim=0)
+    record = dict(name="layers.0.test", op="rms_norm", phase=0, operands=[512], dims=[1], constants=[], row_dim=0)
     mine = {name: value for name, value in changes.items() if name not in record}
     changes = {name: value for name, value in changes.items() if name in record}
     return {**record, "variants": variants or [variant(**mine)], **changes}

@@ -12,7 +12,7 @@ import pytest
 from atlas.build import manifest
 from atlas.errors import AtlasError, BuildError, DeviceError
 from atlas.runtime import core
-from atlas.runtime.step import HEADER_WORDS, STEP_VERSION
+from atlas.runtime.step import HEADER_WORDS, PHASE_DECODE, PHASE_PREFILL, PHASE_WORD, STEP_VERSION
 
 ARENA = 1 << 16
 
@@ -42,6 +42,7 @@ def launch(**changes: object) -> dict[str, object]:
     spec: dict[str, object] = {
         "name": "layers.0.add",
         "op": "residual_add",
+        "phase": 0,
         "operands": [0, 256],
         "dims": [1],
         "constants": [4, 1.0],
@@ -51,9 +52,10 @@ def launch(**changes: object) -> dict[str, object]:
     return {**spec, "variants": variants, **{name: value for name, value in changes.items() if name in spec}}
 
 
-def header(version: int = STEP_VERSION) -> np.ndarray:
+def header(version: int = STEP_VERSION, phase: int = PHASE_PREFILL) -> np.ndarray:
     result = np.zeros(HEADER_WORDS, np.int32)
     result[:2] = version, 1
+    result[PHASE_WORD] = phase
     return result
 
 
@@ -66,6 +68,26 @@ def test_a_launch_runs_on_the_arena(backend: core.CoreBackend) -> None:
     backend.run(handle, 0, 1)
     backend.read(256, residual)
     assert residual.tolist() == [10, 11, 12, 13]
+
+
+@pytest.mark.parametrize(("phase", "sums"), [(PHASE_PREFILL, [101, 1]), (PHASE_DECODE, [1, 101])])
+def test_a_launch_of_one_phase_is_left_out_of_the_other(
+    backend: core.CoreBackend, phase: int, sums: list[float]
+) -> None:
+    """One launch for each phase, and one for both, which comes last or first: the workers wait for one another."""
+    backend.write(0, np.full(4, 100, np.float32))
+    backend.write(128, np.full(4, 1, np.float32))
+    for both_last in (True, False):
+        each = [launch(phase=1 + p, operands=[0, 256 + 256 * p]) for p in (PHASE_PREFILL, PHASE_DECODE)]
+        both = [launch(operands=[128, 256 + 256 * p]) for p in (PHASE_PREFILL, PHASE_DECODE)]
+        handle = backend._core.load([*each, *both] if both_last else [*both, *each])
+        backend.fill(256, 0, 512)
+        backend.begin_step(1024, memoryview(header(phase=phase)), 64)
+        seconds = backend.run_timed(handle, 0, 4)
+        found = np.empty(128, np.float32)
+        backend.read(256, found)
+        assert found[[0, 64]].tolist() == sums
+        assert len(seconds) == 4 and min(seconds) >= 0
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,60 @@ def test_the_least_variant_of_the_phase_that_holds_the_rows_is_launched(fake_dri
     assert [" ".join(line.split()[:2]) for line in launches(log)] == names
 
 
+ONE_PHASE = """
+grid = [[-1, 1, 7], [-1, 1, 1], [-1, 1, 1]]
+handle = backend.load([
+    launch(phase=1, grid=grid), launch(phase=2, kernel="other", grid=grid), launch(grid=[[-1, 1, 9], *grid[1:]]),
+])
+
+def launched(rows, phase):
+    backend.begin_step(0, step(rows, phase), 64)
+    backend.run(handle, 0, 3)
+"""
+
+
+@pytest.mark.parametrize("variables", [{}, {"ATLAS_SYNC": "1"}], ids=["", "ATLAS_SYNC"])
+def test_a_launch_of_one_phase_is_left_out_of_the_other(
+    fake_driver: Path, tmp_path: Path, variables: dict[str, str]
+) -> None:
+    """Launched one by one and replayed alike, as the graph is recorded for a step of a phase."""
+    code = """
+    launched(3, PHASE_PREFILL)
+    launched(3, PHASE_DECODE)
+    for phase in (PHASE_DECODE, PHASE_PREFILL):
+        backend.capture(handle, 0, header(8, phase))
+    launched(8, PHASE_PREFILL)
+    launched(8, PHASE_DECODE)
+    """
+    log = tmp_path / "log"
+    status, output = program(fake_driver, ONE_PHASE, code, FAKE_CUDA_LOG=str(log), **variables)
+    assert status == 0, output
+    prefill, decode = ["store_dim 7", "store_dim 9"], ["other 7", "store_dim 9"]
+    assert [" ".join(line.split()[:2]) for line in launches(log)] == 2 * (prefill + decode)
+
+
+def test_a_launch_of_no_rows_is_left_out_though_its_grid_is_constant(fake_driver: Path, tmp_path: Path) -> None:
+    code = "launched(0, PHASE_DECODE)\nlaunched(1, PHASE_DECODE)\n"
+    log = tmp_path / "log"
+    assert program(fake_driver, ONE_PHASE, code, FAKE_CUDA_LOG=str(log))[0] == 0
+    assert [" ".join(line.split()[:2]) for line in launches(log)] == ["other 7", "store_dim 9"]
+
+
+def test_what_is_left_out_takes_no_time(fake_driver: Path) -> None:
+    """A kernel of the fake driver takes 0.5 ms."""
+    code = """
+    backend.begin_step(0, step(3, PHASE_DECODE), 64)
+    print([round(1e6 * seconds) for seconds in backend.run_timed(handle, 0, 3)])
+    print([round(1e6 * backend.run_seconds(handle, 0, end, 1)) for end in (1, 2, 3)])
+    """
+    status, output = program(fake_driver, ONE_PHASE, code)
+    assert status == 0, output
+    alone, growing = output.splitlines()
+    assert alone == "[0, 500, 500]"
+    first, second, third = eval(growing)
+    assert (second - first, third - second) == (500, 500)
+
+
 def test_rows_that_no_variant_holds(fake_driver: Path) -> None:
     status, output = program(fake_driver, VARIANTS, "attempt(lambda: launched(257, PHASE_DECODE))")
     assert status == 3

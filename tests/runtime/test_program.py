@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,9 +64,10 @@ def test_weights_of_a_program_are_the_weights_of_the_family() -> None:
         ({"dims": {"rows": "n_cows"}}, "dim rows is bound to 'n_cows'"),
         ({"constants": {"n": 8}}, "constants .*accepted: exactly"),
         ({"constants": {"n": 9, "k": 4}}, "buffer weight has shape"),
+        ({"phase": "verify"}, "phase 'verify'; accepted: prefill, decode, or '' for every step"),
     ],
 )
-def test_a_launch_that_breaks_its_contract_is_refused(change: dict[str, dict[str, str]], message: str) -> None:
+def test_a_launch_that_breaks_its_contract_is_refused(change: dict[str, Any], message: str) -> None:
     recorder = Recorder()
     recorder.begin("forward")
     recorder.buffer("x", "f32", ("n_rows", 4), "workspace")
@@ -97,6 +99,30 @@ def test_an_optional_operand_stands_in_the_signature_only_where_it_is_given() ->
     assert without.key.signature() == "linear.x_f32.weight_f32.out_f32"
     assert with_bias.key.signature() == "linear.x_f32.weight_f32.bias_f32.out_f32"
     assert without.reads() == ["x", "weight"] and with_bias.reads() == ["x", "weight", "bias"]
+
+
+def test_the_closure_says_for_which_phases_kernels_are_needed() -> None:
+    """Of launches of one phase, of all, and over logits, where decode kernels serve every step."""
+    recorder = Recorder()
+    recorder.begin("forward")
+    for name, dim in (("x", "n_rows"), ("y", "n_rows"), ("logits", "n_logits")):
+        recorder.buffer(name, "f32", (dim, 4), "workspace")
+    for hidden, rows, phase in ((4, "n_rows", "decode"), (4, "n_logits", "prefill"), (4, "n_logits", "")):
+        x = "logits" if rows == "n_logits" else "x"
+        constants = {"hidden": hidden, "scale": 1.0 if rows == "n_rows" else 2.0}
+        recorder.launch("residual_add", f"{rows} {phase}", {"x": x, "residual": x}, {"rows": rows}, constants, phase)
+    recorder.launch(
+        "residual_add", "more", {"x": "x", "residual": "y"}, {"rows": "n_rows"}, {"hidden": 4, "scale": 3.0}, "prefill"
+    )
+    recorder.launch("residual_add", "all", {"x": "x", "residual": "y"}, {"rows": "n_rows"}, {"hidden": 4, "scale": 3.0})
+    recorder.begin("sample")
+    programs = recorder.finish()
+    needed = {dict(key.constants)["scale"]: phases for key, phases in programs.closure().items()}
+    assert needed == {1.0: ("decode",), 2.0: ("decode",), 3.0: ("prefill", "decode")}
+    made = [[launch.is_made(phase) for launch in programs.launches()] for phase in (0, 1)]
+    assert made == [[False, True, True, True, True], [True, False, True, False, True]]
+    lines = programs.describe().splitlines()
+    assert lines[1].endswith("residual=x), in decode steps") and lines[5].endswith("residual=y)")
 
 
 def test_a_buffer_declared_twice_must_agree() -> None:

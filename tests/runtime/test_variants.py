@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ def test_most_rows(bounds: dict[str, list[tuple[int, int]]], rows: int, logits: 
     launches = smollm2().launches()
     assert variants.most_rows(launches, kernels(**bounds), "n_rows") == rows
     assert variants.most_rows(launches, kernels(**bounds), "n_logits") == logits
+
+
+def test_launches_of_prompts_alone_bound_no_decode_step() -> None:
+    launches = [
+        dataclasses.replace(launch, phase="prefill" if launch.key.op == "paged_attention" else "")
+        for launch in smollm2().launches()
+    ]
+    bounds = {"paged_attention": [(0, 16)], "rope_kv_append": [(0, 64)]}
+    assert variants.most_rows(launches, kernels(**bounds), "n_rows") == 64
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8, 100, 256])

@@ -190,3 +190,22 @@ def test_a_file_serves_the_types_that_it_names(tmp_path: Path) -> None:
     (tmp_path / names[2]).write_text(only.format(["bf16"]))
     with pytest.raises(BuildError, match="claimed by"):
         resolve(target, "linear", "decode", {"weight": "bf16"})
+
+
+def test_a_file_serves_the_constants_that_it_names(tmp_path: Path) -> None:
+    """A rule may hold for one type alone, of whose elements it knows the size; 0 of a block format."""
+    names = ("base/linear.cu", "leaf/linear.decode.cu")
+    rule = "n % 128 * (1 - min(1, size_weight)) == 0"
+    target = placed(tmp_path, *names, decode=f'/* atlas\n[serves]\nwhere = ["k >= 64", "{rule}"]\n*/\n')
+    for weight, n, k, name in (
+        ("bf16", 64, 64, names[1]),
+        ("bf16", 128, 32, names[0]),
+        ("f8g128", 128, 64, names[1]),
+        ("f8g128", 64, 64, names[0]),
+    ):
+        found = resolve(target, "linear", "decode", {"weight": weight}, {"n": n, "k": k})
+        assert found == tmp_path / name, (weight, n, k)
+    assert resolve(target, "linear", "decode", {"weight": "f8g128"}) == tmp_path / names[1], "some constants"
+    (tmp_path / names[0]).unlink()
+    with pytest.raises(MissingKernel):
+        resolve(target, "linear", "decode", {"weight": "bf16"}, {"n": 64, "k": 8})
