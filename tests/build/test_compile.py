@@ -156,6 +156,24 @@ class TestVariants:
         (entry,) = (kernel for kernel in manifest.sets[0].kernels if kernel.op == "sample")
         assert [v.phase for v in entry.variants] == [2]
 
+    ONE = '/* atlas\n[launch]\ngrid = ["rows", 1, 1]\nblock = 128\n[serves]\nwhere = ["head_dim {}"]\n*/\n'
+
+    @pytest.mark.parametrize(("rule", "serves"), [("== 64", True), ("> 64", False)])
+    def test_what_a_program_does_without_is_compiled_where_there_is_a_kernel(
+        self, rule: str, serves: bool, tree: Path, gpu_targets: Targets, counting: CountingCompiler
+    ) -> None:
+        """For decode steps only; the launches that it stands for are then compiled for prefill steps only."""
+        (tree / "h200/rope_attention.decode.cu").write_text(self.ONE.format(rule))
+        shutil.copy(tree / "cuda/paged_attention.cu", tree / "h200/paged_attention.decode.cu")
+        shutil.copy(tree / "cuda/paged_attention.cu", tree / "h200/paged_attention.prefill.cu")
+        manifest, _ = built(tree, gpu_targets(tree, "h200,gb10"))
+        for kernels in manifest.sets:
+            phases = {k.op: [v.phase for v in k.variants] for k in kernels.kernels}
+            expected = [2] if serves and kernels.hardware == "h200" else None
+            assert phases.get("rope_attention") == expected
+            both = [1, 2] if kernels.hardware == "h200" else [0]
+            assert phases["paged_attention"] == ([1] if expected else both)
+
     def test_a_phase_without_a_file(self, tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
         (target,) = gpu_targets(tree)
         shutil.move(tree / "cuda/residual_rms_norm.cu", tree / "cuda/residual_rms_norm.decode.cu")

@@ -112,15 +112,15 @@ def program(folder: Path, *code: str, **variables: str) -> tuple[int, str]:
     return run(folder, PROGRAM, *code, **variables)
 
 
-def kernel_pack(model: Path, path: Path, leave_out: str = "") -> Path:
+def kernel_pack(model: Path, path: Path, leave_out: str = "", every: bool = False) -> Path:
     """A pack with a kernel for all that a bf16 model launches, and its file; they compute nothing.
 
-    leave_out: op whose kernels are not in the image.
+    leave_out: op whose kernels are not in the image.  every: also for what a program does without.
     """
     with open_checkpoint(model) as checkpoint:
         family = family_of(checkpoint.config)
         config = family.configure(checkpoint.config, Shard())
-        keys = record(family, config, recipe("bf16", "cuda"), "cuda").closure()
+        keys = record(family, config, recipe("bf16", "cuda"), "cuda", has=lambda key: every).closure()
     symbols = {key.name(): f"kernel_{i:03}" for i, key in enumerate(keys)}
     found = [symbols[key.name()] for key in keys if key.op != leave_out]
     blob = ImageBlob()

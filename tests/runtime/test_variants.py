@@ -107,3 +107,35 @@ def test_decode_steps_are_replayed_and_others_launched(fake_driver: Path, tmp_pa
     stages = ["configure", "memory", "weights", "programs", "graphs", "warm up"]
     assert first == f"{stages} 256 8192 256"
     assert second == "(1, False, 0) (1, False, 0) (0, True, 0) (0, True, 0)"
+
+
+ONE_PHASE = """
+from pathlib import Path
+from atlas.runtime import step
+from atlas.runtime.runner import Runner, RunnerOptions
+from atlas.weights import open_checkpoint
+
+options = RunnerOptions(backend="cuda", quant="bf16", kernel_packs=(sys.argv_pack,), kv_memory_bytes=1 << 20)
+with open_checkpoint(Path(sys.argv_model)) as checkpoint:
+    runner = Runner.load(checkpoint, options)
+ops = {variant.symbol: entry.op for entry in runner._bound.kernels.values() for variant in entry.variants}
+log = Path(os.environ["FAKE_CUDA_LOG"])
+for phase, rows in ((step.PHASE_PREFILL, 3), (step.PHASE_DECODE, 3), (step.PHASE_DECODE, 200)):
+    before = len(log.read_text().splitlines())
+    runner.block.set_symbols({"n_rows": rows, "n_seqs": rows, "n_logits": rows})
+    runner.block.set_phase(phase)
+    runner.collect(runner.submit())
+    made = [ops.get(line.split()[0]) for line in log.read_text().splitlines()[before:]]
+    print(*(made.count(op) for op in ("rope_kv_append", "paged_attention", "rope_attention", "linear")))
+"""
+
+
+def test_a_step_makes_the_launches_of_its_phase(fake_driver: Path, tmp_path: Path) -> None:
+    """Prompts launch by launch, decode steps from graphs of a few sizes. The model has two layers, each with three
+    products that are not fused, and a head."""
+    model = tiny_model.write(tmp_path / "model")
+    pack = kernel_pack(model, tmp_path / "kernels.atlaspack", every=True)
+    code = f"import sys\nsys.argv_pack, sys.argv_model = {str(pack)!r}, {str(model)!r}\n"
+    status, output = run(fake_driver, code + ONE_PHASE, FAKE_CUDA_LOG=str(tmp_path / "log"))
+    assert status == 0, output
+    assert output.splitlines()[-3:] == ["2 2 0 7", "0 0 2 7", "0 0 2 7"]

@@ -37,17 +37,6 @@ __device__ inline void bulk_load(void* destination, const void* source, unsigned
       : "memory");
 }
 
-// The same bytes to the same place in every block of the cluster whose bit is in `blocks`; each of
-// them gets the bytes counted at its own barrier of the same place.
-__device__ inline void bulk_load_multicast(void* destination, const void* source, unsigned bytes,
-                                           Barrier& barrier, unsigned short blocks) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(destination)),
-      "l"(source), "r"(bytes), "r"(shared_address(&barrier)), "h"(blocks)
-      : "memory");
-}
-
 // Shared to global memory. Grouped by bulk_commit(); the source may be overwritten after
 // bulk_wait_read, the bytes are written after bulk_wait.
 __device__ inline void bulk_store(void* destination, const void* source, unsigned bytes) {
