@@ -7,6 +7,7 @@ workspace, which nobody uses while a model is loaded, into the weight.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,12 @@ def key(dtype: str, k: int) -> KernelKey:
     """The kernel that makes `dtype` of rows of k elements."""
     fault = (("fault", "i32"),) if watched(dtype) else ()
     return KernelKey("load_rows", (("x", SOURCE), ("out", dtype), *fault), (("k", k),))
+
+
+@functools.cache
+def kernel(dtype: str, k: int) -> str:
+    """The name of that kernel. A model's weights are thousands of runs with a few of them."""
+    return key(dtype, k).name()
 
 
 def keys(programs: StepPrograms) -> list[KernelKey]:

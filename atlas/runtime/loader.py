@@ -268,7 +268,7 @@ class _Run:
         shape = self.buffer.extents({})
         if len(shape) != 2 or self.buffer.dtype not in load_program.FORMATS or self.rows > most_rows:
             return False
-        entry = kernels.get(load_program.key(self.buffer.dtype, self.columns).name())
+        entry = kernels.get(load_program.kernel(self.buffer.dtype, self.columns))
         stored = LAYOUTS[entry.layouts.get("out", "row_major")] if entry else None
         if stored is None or stored is not PLAIN.get(self.layout, self.layout):
             return False
