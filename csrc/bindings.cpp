@@ -136,6 +136,12 @@ PYBIND11_MODULE(_core, m) {
                                                static_cast<py::ssize_t>(bytes));
           },
           py::keep_alive<0, 1>())
+      .def("release",
+           [](Backend& self, const py::memoryview& staging) {
+             void* memory = py::buffer(staging).request().ptr;
+             staging.attr("release")();  // so that whoever still has it gets an error
+             self.release(memory);
+           })
       .def("load_images",
            [](Backend& self, const std::vector<py::buffer>& images) {
              std::vector<std::string_view> views;

@@ -6,8 +6,6 @@ import dataclasses
 import logging
 from collections import deque
 
-import numpy as np
-
 from atlas.engine.kv_cache import BlockPool
 from atlas.engine.messages import FinishReason, SamplingParams, SequenceOutput, Stats, TokenLogprobs
 from atlas.engine.sampling import check
@@ -107,7 +105,7 @@ class Engine:
         rows = fill(self.runner.block, plan.chunks, self._slots, plan.phase)
         vocab = self.runner.config.shape.vocab_size
         masks = [token_mask(sequence, vocab) for sequence in rows.masked]
-        in_flight = self.runner.submit(np.stack(masks) if masks else None, rows.logprobs)
+        in_flight = self.runner.submit(masks, rows.logprobs)
         self._submitted.append(_Step(in_flight, rows))
         self.steps += 1
         for chunk in plan.chunks:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from atlas.engine.sampling import SamplingParams
@@ -15,10 +17,17 @@ def token_mask(sequence: Sequence, vocab: int) -> Array:
 
     Everything that forbids tokens meets here, so that a sequence has one mask.
     """
+    early = sequence.generated < sequence.sampling.min_tokens
+    return _all_but(sequence.sampling.stop_token_ids if early else (), vocab)
+
+
+@functools.lru_cache(maxsize=64)  # most requests to a model forbid the same tokens, step after step
+def _all_but(tokens: tuple[int, ...], vocab: int) -> Array:
     allowed = np.ones(-(-vocab // 32) * 32, np.bool_)
-    if sequence.generated < sequence.sampling.min_tokens:
-        allowed[list(sequence.sampling.stop_token_ids)] = False
-    return np.packbits(allowed, bitorder="little").view("<u4")
+    allowed[list(tokens)] = False
+    mask = np.packbits(allowed, bitorder="little").view("<u4")
+    mask.flags.writeable = False
+    return mask
 
 
 def bias_row(params: SamplingParams, vocab: int) -> Array:

@@ -73,6 +73,10 @@ class Backend(ABC):
     def staging(self, nbytes: int) -> memoryview:
         """Writable host memory that copies to the device fastest."""
 
+    def release(self, staging: memoryview) -> None:
+        """Give `staging` memory back. No copy in flight and nobody's view may use it any more."""
+        staging.release()
+
     @abstractmethod
     def load(self, program: BoundProgram) -> int:
         """Resolve every kernel of a program; returns its handle."""
@@ -117,7 +121,7 @@ class Backend(ABC):
         return True
 
     def upload(self, offset: int, data: memoryview) -> int:
-        """At load: copy `staging` memory to the arena beside the runs. Returns the ticket after which `data` is free.
+        """Copy `staging` memory to the arena beside the runs. Returns the ticket after which `data` is free.
 
         Uploads and runs are ordered only by `order_runs` and `order_uploads`, for which the device waits, not the host.
         """

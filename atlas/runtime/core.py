@@ -106,6 +106,9 @@ class CoreBackend(Backend):
         view: memoryview = self._core.staging(nbytes)
         return view
 
+    def release(self, staging: memoryview) -> None:
+        self._core.release(staging)
+
     def load(self, program: BoundProgram) -> int:
         launches = []
         for launch in program.program.launches:

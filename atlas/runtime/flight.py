@@ -7,6 +7,8 @@ that must stay as it is until the device has copied it, and memory that results 
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,11 +20,16 @@ from atlas.runtime.step import StepBlock, offsets
 TOKENS = ("token",)
 LOGPROBS = ("logprob", "rank", "top_token", "top_logprob")
 """Buffers of the sample program that the host reads after a step."""
+MASK = "logit_mask"
+"""The one that it writes before."""
+_SLOT_ROWS = 4
+"""Requests with a bias or penalties that may begin while one step runs, without the host waiting for it. A row has a
+word for each token of the vocabulary: half a MB."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Results:
-    """One result buffer's pinned memory: `array` [n_logits limit, ...] is a view of `memory`."""
+class Pinned:
+    """Pinned memory for one buffer of the device: `array` [n_logits limit, ...] is a view of `memory`."""
 
     memory: memoryview
     array: Array
@@ -52,26 +59,33 @@ class Slot:
         self.memory = backend.staging(offsets(limits)[1])
         self.block = StepBlock(self.memory, limits)
         self._backend = backend
-        self._results: dict[str, Results] = {}
-        for name in (*TOKENS, *LOGPROBS):
+        self._pinned: dict[str, Pinned] = {}
+        for name in (*TOKENS, *LOGPROBS, MASK):
             shape, dtype = buffers[name].extents(limits.symbols()), NUMPY[buffers[name].dtype]
             memory = backend.staging(int(np.prod(shape)) * dtype.itemsize)
             array = np.frombuffer(memory, dtype)[: int(np.prod(shape))].reshape(shape)
-            self._results[name] = Results(memory, array)
+            self._pinned[name] = Pinned(memory, array)
 
     @property
     def nbytes(self) -> int:
         """Host memory of the slot."""
-        return self.block.nbytes + sum(results.array.nbytes for results in self._results.values())
+        return self.block.nbytes + sum(pinned.array.nbytes for pinned in self._pinned.values())
+
+    def deliver(self, masks: Sequence[Array]) -> None:
+        """Copy masks to where the step finds them. Runs from now on wait for them."""
+        pinned = self._pinned[MASK]
+        np.stack(masks, out=pinned.array[: len(masks)])
+        self._backend.upload(self.place.plan.offsets[MASK], pinned.memory[: pinned.array[: len(masks)].nbytes])
+        self._backend.order_runs()
 
     def read_later(self, name: str, rows: int) -> None:
         """Copy the first `rows` rows of a result once the device has computed them."""
-        results = self._results[name]
-        self._backend.read_later(self.place.plan.offsets[name], results.memory[: results.array[:rows].nbytes])
+        pinned = self._pinned[name]
+        self._backend.read_later(self.place.plan.offsets[name], pinned.memory[: pinned.array[:rows].nbytes])
 
     def result(self, name: str, rows: int) -> Array:
         """What `read_later` has brought. Overwritten by a later step of this slot."""
-        return self._results[name].array[:rows]
+        return self._pinned[name].array[:rows]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,3 +96,22 @@ class InFlight:
     ticket: int
     rows: int
     logprobs: bool
+
+
+class SlotRows:
+    """A few rows of pinned memory, in turn: rows of per-slot state on their way to the device between two steps."""
+
+    def __init__(self, backend: Backend, row_bytes: int) -> None:
+        self._backend = backend
+        self._rows = deque((backend.staging(row_bytes), backend.fence()) for _ in range(_SLOT_ROWS))
+        self.nbytes = _SLOT_ROWS * row_bytes
+
+    def send(self, offset: int, row: Array) -> None:
+        """Copy a row to `offset` of the arena behind the runs so far and before those that follow."""
+        memory, ticket = self._rows.popleft()
+        self._backend.wait(ticket)  # long past, unless many requests begin at once
+        np.frombuffer(memory, row.dtype)[: row.size] = row
+        self._backend.order_uploads()
+        ticket = self._backend.upload(offset, memory[: row.nbytes])
+        self._backend.order_runs()
+        self._rows.append((memory, ticket))

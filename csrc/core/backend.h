@@ -41,8 +41,10 @@ class Backend {
   virtual void read(size_t offset, void* data, size_t bytes) = 0;
   virtual void fill(size_t offset, uint8_t value, size_t bytes) = 0;
 
-  // Host memory that copies to the device fastest (pinned on CUDA). Lives as long as the backend.
+  // Host memory that copies to the device fastest (pinned on CUDA). Lives as long as the backend,
+  // unless it is released before; no copy from or to it may then be in flight.
   virtual void* staging(size_t bytes) = 0;
+  virtual void release(void* staging) = 0;
 
   // Device images that programs refer to by index. Optional: only for backends that load code.
   virtual void load_images(const std::vector<std::string_view>& images) {
@@ -80,7 +82,7 @@ class Backend {
     return true;
   }
 
-  // For loading: copy staging() memory to the arena beside the runs. Returns the ticket after which
+  // Copy staging() memory to the arena beside the runs. Returns the ticket after which
   // `data` may be written again. Copies and runs are not ordered among each other, except by
   // order_runs(): later runs wait for the copies so far, and order_uploads(): later copies wait for
   // the runs so far. Both make the device wait, not the host.

@@ -118,6 +118,13 @@ class CpuBackend final : public Backend {
     return staging_.back().data();
   }
 
+  void release(void* staging) override {
+    const auto found = std::find_if(staging_.begin(), staging_.end(),
+                                    [&](Memory& memory) { return memory.data() == staging; });
+    if (found == staging_.end()) throw DeviceFault("release() of what is not staging memory");
+    staging_.erase(found);
+  }
+
   int load(const ProgramSpec& program) override {
     CpuProgram resolved;
     Scratch scratch;

@@ -137,6 +137,14 @@ class CudaBackend final : public Backend {
     return memory;
   }
 
+  void release(void* staging) override {
+    enter();
+    const auto found = std::find(staging_.begin(), staging_.end(), staging);
+    if (found == staging_.end()) throw DeviceFault("release() of what is not staging memory");
+    staging_.erase(found);
+    check(cuda_.host_free(staging), "freeing pinned host memory");
+  }
+
   void load_images(const std::vector<std::string_view>& images) override {
     enter();
     images_.load(images);
