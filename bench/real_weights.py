@@ -282,10 +282,10 @@ def greedy(runner: Runner, expected: dict[str, Array]) -> dict[str, Any]:
     """Tokens of all prompts together, and how far leads are from the oracle's, along the oracle's own tokens."""
     prompts = np.split(expected["prompts"], np.cumsum(expected["prompt_lengths"])[:-1])
     tokens, seconds, leads = (expected[name] for name in ("tokens", "seconds", "leads"))
-    last: list[Array] = []
+    everyone, last = np.arange(len(prompts)), dict[int, Array]()
     for i, prompt in enumerate(prompts):
-        prompt_logits(runner, i, prompt, lambda begin, logits: last.append(logits[-1]))
-    logits, everyone = np.array(last), np.arange(len(prompts))
+        prompt_logits(runner, i, prompt, lambda begin, logits, i=i: last.update({i: logits[-1]}))  # type: ignore[misc]
+    logits = np.array([last[i] for i in everyone])
     found, agree = np.zeros_like(leads), np.zeros(leads.shape, bool)
     for at in range(tokens.shape[1]):
         found[:, at] = logits[everyone, tokens[:, at]] - logits[everyone, seconds[:, at]]
