@@ -4,87 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from atlas.build.kernel_file import ROW_MAJOR
-from atlas.build.manifest import KernelEntry
-from atlas.config import EngineConfig
-from atlas.errors import AtlasError, ConfigError, DeviceError
+from atlas.errors import DeviceError
 from atlas.models import ModelConfig, family_of, fusion
-from atlas.runtime import core, host, kernel_set, kernel_sources, loader, memory_plan, variants, weight_formats
+from atlas.runtime import core, loader, memory_plan, opening, variants, weight_formats
 from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.flight import LOGPROBS, TOKENS, InFlight, Place, Slot, SlotRows
 from atlas.runtime.kernel_set import Choice
+from atlas.runtime.limits import kv_block_bytes, kv_budget, limits_of, nbytes
 from atlas.runtime.memory_plan import MemoryPlan
-from atlas.runtime.program import Buffer, StepPrograms
-from atlas.runtime.reference import ReferenceBackend
+from atlas.runtime.options import RunnerOptions as RunnerOptions
 from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL, Limits, StepBlock
-from atlas.targets.quant import Recipe, recipe
-from atlas.targets.shape import KV_BLOCK_SIZE, Shape, Shard
+from atlas.targets.shape import KV_BLOCK_SIZE, Shard
 from atlas.weights import Checkpoint
 from atlas.weights.layouts import LAYOUTS
 from atlas.weights.quantized import BlockArray
 
 _log = logging.getLogger(__name__)
-
-_KV_SHARE_OF_HOST = 0.25
-"""Of the host memory available at load, what the KV cache may take when nothing is said: the machine has other work."""
-
-_DEFAULT_SIZES = {False: (32, 512), True: (256, 8192)}
-"""Sequences and rows of a step when nothing is said, by whether a GPU runs it. 8,192 rows of a prompt keep its matrix
-units busy for some milliseconds; one more step then costs little."""
-
-_SHARE_OF_DEVICE = 0.8
-"""Of a GPU's memory, what weights and KV cache may take together when nothing is said."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RunnerOptions:
-    """How to run a model; None lets the runner decide.
-
-    max_context: tokens of one sequence.
-    max_seqs: sequences in one step (default 32, on a GPU 256).
-    max_rows: rows in one step (default 512, on a GPU 8192).
-    max_logits: rows of one step whose logits are computed (default max_seqs).
-    kv_dtype: format of the KV cache (default the quant recipe's).
-    kv_memory_bytes: size of the KV cache.  level: CPU instruction-set level.
-    kernel_packs: files with kernels, one of which must serve.
-    programs: "cuda" lets `reference` run the programs of a GPU that has every kernel, fused launches and all.
-    """
-
-    backend: str = "auto"
-    quant: str | None = None
-    kv_dtype: str | None = None
-    threads: int | None = None
-    level: str = ""
-    max_context: int | None = None
-    max_seqs: int | None = None
-    max_rows: int | None = None
-    max_logits: int | None = None
-    kv_memory_bytes: int | None = None
-    kernel_packs: tuple[str, ...] = ()
-    programs: str = ""
-
-    @classmethod
-    def of(cls, config: EngineConfig) -> RunnerOptions:
-        """The runner's part of the engine's settings."""
-        return cls(
-            backend=config.backend,
-            quant=config.quant,
-            kv_dtype=config.kv_dtype,
-            threads=config.threads,
-            max_context=config.max_context,
-            max_seqs=config.max_seqs,
-            max_rows=config.max_rows,
-            kv_memory_bytes=config.kv_memory_bytes,
-            kernel_packs=config.kernel_packs,
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,26 +142,27 @@ class Runner:
         family = family_of(checkpoint.config)
         config = loader.untied(checkpoint, family.configure(checkpoint.config, Shard()), family)
         natural = weight_formats.natural_quants(checkpoint)
-        backend, choice, kernels = _open_backend(config.shape, options, str(checkpoint.path), natural)
+        backend, choice, kernels = opening.open_backend(config.shape, options, str(checkpoint.path), natural)
         _log.debug("kernel set %s on %s (%s)", choice.name, backend.describe(), choice.reason)
-        roles = _recipe(choice, options)
+        roles = opening.recipe_of(choice, options)
         sources = family.weights(config, checkpoint.tensors)
-        kind = _kind(choice, options)
+        kind = opening.kind(choice, options)
         formats, everything = weight_formats.chooser(checkpoint, sources), choice.backend == "reference"
         programs = fusion.record(family, config, roles, kind, formats, lambda key: everything or key.name() in kernels)
         loader.check(checkpoint, programs, sources, family.other_parts)
 
         stage("memory")
         layouts = memory_plan.buffer_layouts(programs, kernels)
-        limits = _limits(
+        block_bytes = kv_block_bytes(programs, layouts)
+        limits = limits_of(
             config,
             options,
-            _kv_block_bytes(programs, layouts),
-            _kv_budget(choice, programs),
+            block_bytes,
+            options.kv_memory_bytes or kv_budget(choice, programs, block_bytes),
             choice.backend == "cuda",
             variants.most_rows(programs.launches(), kernels, "n_logits"),
         )
-        sizes = {name: _nbytes(programs.buffers[name], layout, limits.symbols()) for name, layout in layouts.items()}
+        sizes = {name: nbytes(programs.buffers[name], layout, limits.symbols()) for name, layout in layouts.items()}
         # A GPU works beside the host: copies of one step run beside the next.
         places = 2 if choice.backend == "cuda" else 1
         plan = memory_plan.plan(programs, limits, sizes, memory_plan.scratch_of(programs, kernels), places)
@@ -398,126 +341,3 @@ class Runner:
     def read(self, name: str) -> Array:
         """`stored`, with block formats dequantised."""
         return self.stored(name).astype(NUMPY.get(self.buffers[name].dtype, np.float32), copy=False)
-
-
-def _kind(choice: Choice, options: RunnerOptions) -> str:
-    """The kind of hardware whose programs run."""
-    return "cuda" if choice.backend == "cuda" or options.programs == "cuda" else "cpu"
-
-
-def _nbytes(buffer: Buffer, layout: str, symbols: Mapping[str, int]) -> int:
-    return LAYOUTS[layout].nbytes(buffer.extents(symbols), buffer.dtype)
-
-
-def _kv_block_bytes(programs: StepPrograms, layouts: Mapping[str, str]) -> int:
-    """Bytes of one KV block over all layers, K and V."""
-    caches = [buffer for buffer in programs.buffers.values() if buffer.shape[0] == "n_blocks"]
-    return sum(_nbytes(buffer, layouts[buffer.name], {"n_blocks": 1}) for buffer in caches)
-
-
-def _recipe(choice: Choice, options: RunnerOptions) -> Recipe:
-    """The quant's recipe. Kernels are compiled for a recipe's own KV format, so no other can run yet."""
-    quant, kv_dtype = choice.quant, options.kv_dtype
-    roles = recipe(quant, _kind(choice, options))
-    if kv_dtype is not None and {"fp32": "f32"}.get(kv_dtype, kv_dtype) != roles.kv:
-        raise ConfigError("kv_dtype", f"{kv_dtype!r} with quant {quant}", f"{roles.kv}, the quant's own")
-    return roles
-
-
-def _open_backend(
-    shape: Shape, options: RunnerOptions, model: str, natural: Mapping[str, str] = kernel_set.NO_PREFERENCE
-) -> tuple[Backend, Choice, dict[str, KernelEntry]]:
-    if options.kernel_packs and options.backend in ("cpu", "reference"):
-        raise ConfigError(
-            "kernel_pack", f"given with backend {options.backend}", "backend auto or cuda", "leave one of the two out"
-        )
-    if options.backend == "reference":
-        choice = kernel_set.choose("reference", options.quant, shape, (), (), natural=natural)
-        return ReferenceBackend(), choice, {}
-    devices, no_device = _cuda_devices(options.backend)
-    fix = kernel_sources.rebuild_fix(model, options.quant or natural["cuda"], devices)
-    if devices or options.kernel_packs:
-        sources = kernel_sources.find(shape.hash(), options.quant, options.kernel_packs, fix)
-    else:
-        sources = iter([kernel_sources.embedded()])  # nothing else has kernels for a CPU
-    choice = kernel_set.choose(options.backend, options.quant, shape, sources, devices, no_device, fix, natural)
-    assert choice.kernel_set is not None
-    if choice.backend == "cuda":
-        kernels, images = kernel_set.device_images(choice)
-        return core.cuda_backend(images, choice.device), choice, kernels
-    kernels = {kernel.name: kernel for kernel in choice.kernel_set.kernels}
-    return core.cpu_backend(options.threads, options.level), choice, kernels
-
-
-def _cuda_devices(backend: str) -> tuple[list[dict[str, Any]], str]:
-    """The GPUs, and why there are none. Where a GPU was asked for, a missing driver is an error."""
-    if backend not in ("auto", "cuda"):
-        return [], ""
-    try:
-        devices = core.extension().cuda_devices()
-    except DeviceError as error:
-        if backend == "cuda":
-            raise
-        return [], error.found
-    return devices, "" if devices else "the NVIDIA driver reports no device"
-
-
-def _kv_budget(choice: Choice, programs: StepPrograms) -> int:
-    """Bytes the KV cache may take when nothing is said."""
-    if choice.backend != "cuda":
-        return int(host.available_memory() * _KV_SHARE_OF_HOST)
-    device = next(d for d in core.extension().cuda_devices() if d["index"] == choice.device)
-    return int(device["total_memory"] * _SHARE_OF_DEVICE) - programs.weight_bytes()
-
-
-def _limits(
-    config: ModelConfig,
-    options: RunnerOptions,
-    block_bytes: int,
-    default_budget: int,
-    on_gpu: bool,
-    most_logits: int,
-) -> Limits:
-    """Sizes of everything that grows with the load, within the KV memory. most_logits: that kernels are made for."""
-    default = _DEFAULT_SIZES[on_gpu]
-    max_rows = default[1] if options.max_rows is None else options.max_rows
-    max_seqs = min(default[0], max_rows) if options.max_seqs is None else options.max_seqs
-    for name, value in (("max_seqs", max_seqs), ("max_rows", max_rows)):
-        if value < 1:
-            raise ConfigError(name, f"{value}", "an integer of at least 1")
-    if max_rows < max_seqs:
-        raise ConfigError("max_rows", f"{max_rows} is below max_seqs {max_seqs}", "max_rows >= max_seqs")
-    max_logits = options.max_logits or max_seqs
-    if options.max_seqs is None:
-        max_logits = max(max_logits, max_seqs)
-    wanted = options.max_context or config.max_context
-    if not 1 <= wanted <= config.max_context:
-        raise ConfigError("max_context", f"{wanted}", f"1..{config.max_context}, the model's own limit")
-    max_blocks = math.ceil(wanted / KV_BLOCK_SIZE)
-    budget = options.kv_memory_bytes or default_budget
-    n_blocks = min(budget // block_bytes, max_seqs * max_blocks)
-    if n_blocks < 1:
-        raise ConfigError("kv_memory", f"{budget} bytes hold no KV block", f"at least {block_bytes} bytes")
-    if n_blocks < max_blocks:
-        if options.max_context is not None:
-            raise AtlasError(
-                "kv_memory",
-                f"{budget} bytes hold {n_blocks * KV_BLOCK_SIZE} tokens",
-                f"at least {max_blocks * block_bytes} bytes for max_context {wanted}",
-                "lower --max-context or raise --kv-memory",
-            )
-        _log.warning(
-            "max_context is %d instead of the model's %d: the KV memory of %d bytes holds no more",
-            n_blocks * KV_BLOCK_SIZE,
-            wanted,
-            budget,
-        )
-        max_blocks = n_blocks
-    return Limits(
-        n_rows=max_rows,
-        n_seqs=max_seqs,
-        n_logits=min(max_logits, most_logits),
-        max_blocks=max_blocks,
-        n_blocks=n_blocks,
-        n_slots=max_seqs,
-    )

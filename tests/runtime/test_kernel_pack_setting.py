@@ -11,7 +11,8 @@ import pytest
 
 from atlas.config import EngineConfig, describe, load
 from atlas.errors import AtlasError, ConfigError, DeviceError
-from atlas.runtime import core, runner
+from atlas.runtime import core, opening
+from atlas.runtime.options import RunnerOptions
 from atlas.targets.shape import shape
 from tests.fake_packs import cubin, packed
 
@@ -42,9 +43,9 @@ def test_unset_and_from_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_a_pack_and_a_backend_without_packs_contradict(backend: str) -> None:
-    options = runner.RunnerOptions(backend=backend, kernel_packs=("p",))
+    options = RunnerOptions(backend=backend, kernel_packs=("p",))
     with pytest.raises(ConfigError) as caught:
-        runner._open_backend(SHAPE, options, "m")
+        opening.open_backend(SHAPE, options, "m")
     assert str(caught.value) == (
         f"kernel_pack: given with backend {backend}; accepted: backend auto or cuda; leave one of the two out"
     )
@@ -54,7 +55,7 @@ def test_a_pack_and_a_backend_without_packs_contradict(backend: str) -> None:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A GPU that loads nothing; returns the images it is given."""
     given: list[Any] = []
-    monkeypatch.setattr(runner, "_cuda_devices", lambda backend: ([H200], ""))
+    monkeypatch.setattr(opening, "_cuda_devices", lambda backend: ([H200], ""))
 
     def open_device(images: Any, device: int) -> SimpleNamespace:
         given.extend(bytes(image) for image in images)
@@ -67,8 +68,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_the_images_of_the_pack_reach_the_device(tmp_path: Path, gpu: list[Any]) -> None:
     path = tmp_path / "p.atlaspack"
     path.write_bytes(packed(shape_hash=SHAPE.hash()))
-    options = runner.RunnerOptions(kernel_packs=(str(path),))
-    backend, choice, kernels = runner._open_backend(SHAPE, options, "m")
+    options = RunnerOptions(kernel_packs=(str(path),))
+    backend, choice, kernels = opening.open_backend(SHAPE, options, "m")
     assert (backend.name, choice.source) == ("cuda:0", f"--kernel-pack {path}")
     assert gpu == [cubin(b"code of gated_activation"), cubin(b"code of rms_norm")]
     assert {kernel.op: kernel.variants[0].image for kernel in kernels.values()} == {
@@ -96,15 +97,15 @@ def test_a_pack_that_does_not_fit_is_refused_with_the_command_that_makes_one(
     path = tmp_path / "p.atlaspack"
     path.write_bytes(data)
     with pytest.raises(AtlasError) as caught:
-        runner._open_backend(SHAPE, runner.RunnerOptions(kernel_packs=(str(path),)), "/models/llama")
+        opening.open_backend(SHAPE, RunnerOptions(kernel_packs=(str(path),)), "/models/llama")
     assert str(path) in str(caught.value) and message in str(caught.value)
     assert str(caught.value).endswith("; run: python -m atlas.build /models/llama --hw h200 --quant bf16")
     assert gpu == []
 
 
 def test_a_pack_without_a_gpu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_cuda_devices", lambda backend: ([], "no NVIDIA driver"))
+    monkeypatch.setattr(opening, "_cuda_devices", lambda backend: ([], "no NVIDIA driver"))
     path = tmp_path / "p.atlaspack"
     path.write_bytes(packed(shape_hash=SHAPE.hash()))
     with pytest.raises(DeviceError, match="h200/test-model/bf16: no GPU: no NVIDIA driver; accepted: "):
-        runner._open_backend(SHAPE, runner.RunnerOptions(kernel_packs=(str(path),)), "m")
+        opening.open_backend(SHAPE, RunnerOptions(kernel_packs=(str(path),)), "m")
