@@ -35,7 +35,7 @@ import numpy as np
 
 from atlas.llm.scoring import mean_interval, token_nll
 from atlas.models import family_of
-from atlas.runtime.loader import untied
+from atlas.runtime.headers import untied
 from atlas.runtime.runner import Runner
 from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL
 from atlas.targets.shape import Shard

@@ -12,7 +12,7 @@ import numpy as np
 from atlas.build.kernel_file import ROW_MAJOR
 from atlas.errors import DeviceError
 from atlas.models import ModelConfig, family_of, fusion
-from atlas.runtime import core, loader, memory_plan, opening, variants, weight_formats
+from atlas.runtime import core, headers, loader, memory_plan, opening, variants, weight_formats
 from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.flight import LOGPROBS, TOKENS, InFlight, Place, Slot, SlotRows
@@ -140,7 +140,7 @@ class Runner:
 
         stage("configure")
         family = family_of(checkpoint.config)
-        config = loader.untied(checkpoint, family.configure(checkpoint.config, Shard()), family)
+        config = headers.untied(checkpoint, family.configure(checkpoint.config, Shard()), family)
         natural = weight_formats.natural_quants(checkpoint)
         backend, choice, kernels = opening.open_backend(config.shape, options, str(checkpoint.path), natural)
         _log.debug("kernel set %s on %s (%s)", choice.name, backend.describe(), choice.reason)
@@ -149,7 +149,7 @@ class Runner:
         kind = opening.kind(choice, options)
         formats, everything = weight_formats.chooser(checkpoint, sources), choice.backend == "reference"
         programs = fusion.record(family, config, roles, kind, formats, lambda key: everything or key.name() in kernels)
-        loader.check(checkpoint, programs, sources, family.other_parts)
+        headers.check(checkpoint, programs, sources, family.other_parts)
 
         stage("memory")
         layouts = memory_plan.buffer_layouts(programs, kernels)
