@@ -1,9 +1,9 @@
-"""Compares a backend with `reference`, launch by launch and buffer by buffer, and names the first op
+"""Compares a backend with the ops' references, launch by launch and buffer by buffer, and names the first op
 that diverges.
 
-Both runners hold the same weights and get the same step. Before each launch the reference takes over
-the buffers that the launch reads from the backend under test, so that every op is judged on its own
-inputs: an error is reported where it arises, not where it ends up.
+The reference of each launch gets the buffers that the launch reads from the backend under test, so that every op is
+judged on its own inputs: an error is reported where it arises, not where it ends up. Only weights come from a runner
+of their own, which loaded the same checkpoint.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from atlas.ops.op import EXACT, Tolerance
 from atlas.runtime.backend import Array
+from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.program import Launch
 from atlas.runtime.runner import Runner
 
@@ -32,12 +33,10 @@ class Difference:
 
 
 def compare(runner: Runner, reference: Runner) -> list[Difference]:
-    """Run the step that `runner.block` describes on both and compare every output of every launch.
+    """Run the step that `runner.block` describes and compare every output of every launch with its reference's.
 
-    Both runners must have the same limits; `reference.block` is overwritten.
+    `reference` holds the weights, in any layout; its programs may have other launches.
     """
-    for name, values in runner.block.fields.items():
-        reference.block.fields[name][...] = values
     symbols = runner.block.symbols()
     # Padding of the step's arrays is garbage by contract; compare only what the step uses.
     results = []
@@ -45,21 +44,24 @@ def compare(runner: Runner, reference: Runner) -> list[Difference]:
         ("forward", runner.forward_program.launches),
         ("sample", runner.sample_program.launches),
     ):
-        for side in (runner, reference):
-            side.backend.begin_step(side.plan.offsets["step.header"], side.step_memory, side.block.used_bytes())
+        runner.backend.begin_step(runner.plan.offsets["step.header"], runner.step_memory, runner.block.used_bytes())
         for index, launch in enumerate(launches):
             if not launch.is_made(runner.block.phase):
                 continue
-            for name in dict.fromkeys((*launch.reads(), *launch.writes())):
-                if runner.buffers[name].kind in ("workspace", "state", "result"):
-                    reference.write(name, runner.stored(name))
+            arrays = {
+                operand: (reference if runner.buffers[name].kind == "weight" else runner).stored(name)
+                for operand, name in launch.operands
+            }
+            dims = {dim: symbols[symbol] for dim, symbol in launch.dims}
+            launch.op.reference(arrays, dims, dict(launch.key.constants))
             runner.run_launch(program, index)
-            reference.run_launch(program, index)
-            for name in launch.writes():
-                actual, expected = runner.read(name), reference.read(name)
-                count = _live_rows(launch, name, runner, symbols)
-                tolerance = launch.op.bound(runner.buffers[name].dtype, dict(launch.key.dtypes))
-                ratio = error_ratio(actual[:count], expected[:count], tolerance)
+            for operand, name in launch.operands:
+                if launch.op.operand(operand).mode == "in":
+                    continue
+                dtype, count = runner.buffers[name].dtype, _live_rows(launch, name, runner, symbols)
+                expected = arrays[operand].astype(NUMPY.get(dtype, np.float32))
+                tolerance = launch.op.bound(dtype, dict(launch.key.dtypes))
+                ratio = error_ratio(runner.read(name)[:count], expected[:count], tolerance)
                 results.append(Difference(launch.name, launch.key.op, name, ratio))
     return results
 

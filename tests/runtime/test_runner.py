@@ -18,6 +18,7 @@ from atlas.ops.adjust_logits import ADJUST_MASK
 from atlas.ops.op import BF16, EXACT, Op
 from atlas.runtime import host
 from atlas.runtime.runner import Runner, RunnerOptions
+from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL
 from atlas.weights import open_checkpoint
 from tests import tiny_model
 from tests.models import run
@@ -89,6 +90,21 @@ def test_cpu_equals_reference_buffer_by_buffer(model: Path, quant: str) -> None:
     differences = compare(runner, reference)
     assert len(differences) > 20
     assert max(d.ratio for d in differences) <= 1.0
+
+
+def test_launches_of_the_step_s_phase_are_compared(model: Path) -> None:
+    """Of programs that `reference` need not have."""
+    runner, reference = (load(model, backend="reference", max_seqs=4, programs=kind) for kind in ("cuda", ""))
+    for phase, there, gone in (
+        (PHASE_PREFILL, "paged_attention", "rope_attention"),
+        (PHASE_DECODE, "rope_attention", "paged_attention"),
+    ):
+        runner.block.set_phase(phase)
+        step(runner, [1, 2, 319], [0, 1, 2])
+        differences = compare(runner, reference)
+        assert {d.ratio for d in differences} == {0.0}
+        ops = [d.op for d in differences]
+        assert there in ops and gone not in ops
 
 
 def test_the_comparison_names_the_op_that_diverges(model: Path) -> None:
