@@ -32,13 +32,14 @@ def attention(
     norms: tuple[str, ...] = (),
     scale: float | None = None,
     rope_scale: float = 1.0,
+    qkv: str = "f32",
 ) -> Case:
     """dtype: of out; the caches are f32 where it is, else bf16.  rotary_dim 0: the whole head."""
     n_heads, n_kv_heads, head_dim = heads
     cache = "f32" if dtype == "f32" else "bf16"
     return case(
         "rope_attention",
-        {"qkv": "f32", "k_cache": cache, "v_cache": cache, "out": dtype},
+        {"qkv": qkv, "k_cache": cache, "v_cache": cache, "out": dtype},
         optional=norms,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
@@ -62,6 +63,13 @@ SIZES = ((1, 1, 1), (2, 2, 3), (7, 3, 2), (40, 40, 3), (130, 5, 9), (256, 256, 2
 CASES = [
     *(attention(dtype, heads, *sizes) for dtype in ("bf16", "f8g128") for heads in HEADS for sizes in SIZES),
     *(attention("bf16", (32, 8, 128), *sizes, norms=NORMS) for sizes in SIZES),
+    *(
+        attention(dtype, heads, *sizes, norms=norms, qkv="bf16")
+        for dtype in ("bf16", "f8g128")
+        for heads in HEADS
+        for norms in ((), NORMS)
+        for sizes in SIZES[2:5]
+    ),
     *(
         attention(dtype, heads, *sizes, window, rotary, sets, norms, scale, rope_scale)
         for dtype in ("f32", "bf16", "f8g128")
