@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import logging
 import math
 import os
 from collections import deque
@@ -28,8 +27,6 @@ from atlas.weights.fragments import paired_rows
 from atlas.weights.layouts import LAYOUTS, Layout
 from atlas.weights.quantized import QuantizedArray, concatenate
 from atlas.weights.quantizers import quantize_rows, refuse
-
-_log = logging.getLogger(__name__)
 
 RUN_BYTES = 16 << 20
 """Of fp32 values that are in memory together while a buffer is loaded, beside a few copies of as many: a
@@ -200,14 +197,23 @@ class _Run:
         return plain and all(info.dtype == "BF16" and info.scheme is None for info in tensors)
 
     def copy(self, checkpoint: Checkpoint, target: Array) -> None:
-        """The rows as the checkpoint has them, in the order in which they are stored, into [rows, columns]."""
+        """The rows' bytes as the checkpoint has them, in the order in which they are stored, into [rows, row bytes]."""
         for half, span in enumerate(self.spans):
-            parts = [checkpoint.read(tensor, rows) for tensor, rows in _parts(self.buffer, self.source, span)]
-            if self.layout.paired:
-                part = parts[0] if len(parts) == 1 else np.concatenate(parts)
-                target.reshape(-1, 2, PAIRED, self.columns)[:, half] = part.reshape(-1, PAIRED, self.columns)
-            else:
-                np.concatenate(parts, out=target)
+            first = 0
+            for tensor, rows in _parts(self.buffer, self.source, span):
+                end = first + rows.stop - rows.start
+                checkpoint.read_into(tensor, rows, list(self._places(target, half, first, end)))
+                first = end
+
+    def _places(self, target: Array, half: int, first: int, end: int) -> Iterator[Array]:
+        """Where rows [first, end) of a half are stored."""
+        if not self.layout.paired:
+            yield target[first:end]
+            return
+        groups = target.reshape(-1, 2, PAIRED, target.shape[1])[:, half]
+        for group in range(first // PAIRED, -(-end // PAIRED)):
+            begin = group * PAIRED
+            yield groups[group, max(first - begin, 0) : min(end - begin, PAIRED)]
 
     def refuse(self, checkpoint: Checkpoint) -> None:
         """Raise the error that names a value which is not finite."""
@@ -241,7 +247,7 @@ def _pack_into(slot: Slot, run: _Run, checkpoint: Checkpoint) -> None:
 
 
 def _copy_into(slot: Slot, run: _Run, checkpoint: Checkpoint) -> None:
-    run.copy(checkpoint, slot.view(run.raw_bytes).view(NUMPY[load_program.SOURCE]).reshape(run.rows, run.columns))
+    run.copy(checkpoint, slot.view(run.raw_bytes).reshape(run.rows, -1))
 
 
 def _parts(buffer: Buffer, source: WeightSource, rows: slice) -> list[tuple[str, slice]]:

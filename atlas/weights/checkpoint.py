@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import numpy.typing as npt
 
 from atlas.errors import CheckpointError
@@ -87,6 +89,17 @@ class Checkpoint(ABC):
             CheckpointError: the checkpoint has no such tensor, its type cannot be read, or its values
                 contradict its scheme.
         """
+
+    def read_into(self, name: str, rows: slice, pieces: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """The bytes of rows of a float tensor as they are stored, one after another into `pieces`, which hold them all.
+
+        Raises:
+            CheckpointError: as `read`, and where the file ends early.
+        """
+        data, begin = self.read(name, rows).reshape(-1).view(np.uint8), 0
+        for piece in pieces:
+            piece.data.cast("B")[:] = data[begin : begin + piece.size].data
+            begin += piece.size
 
     @abstractmethod
     def read_quantized(self, name: str, rows: slice | None = None) -> QuantizedArray:

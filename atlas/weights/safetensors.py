@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import reprlib
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +117,10 @@ class SafetensorsCheckpoint(Checkpoint):
             return self._quantized[name].read(self._stored, begin, end).dequantize()
         return self._stored(name, None if rows is None else slice(begin, end))
 
+    def read_into(self, name: str, rows: slice, pieces: Sequence[npt.NDArray[np.uint8]]) -> None:
+        begin, end = self.span(name, rows)
+        self._shard(name).read_into(name, begin, end, pieces)
+
     def read_quantized(self, name: str, rows: slice | None = None) -> QuantizedArray:
         info = self.info(name)
         if name not in self._quantized:
@@ -125,10 +132,13 @@ class SafetensorsCheckpoint(Checkpoint):
     def _stored(self, name: str, rows: slice | None = None) -> npt.NDArray[Any]:
         """A stored tensor by the name it has in its file, or some of its rows: a view of the file where its alignment
         allows."""
+        return self._shard(name).read(name, rows)
+
+    def _shard(self, name: str) -> _Shard:
         shard = self._shards.get(self._files[name].file)
         if shard is None:
             raise CheckpointError(str(self.path), f"tensor {name} was asked for after close()")
-        return shard.read(name, rows)
+        return shard
 
     def digest(self) -> str:
         sha = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
@@ -177,6 +187,8 @@ class _Shard:
             with safe_open(str(path), framework="numpy"):
                 pass
             self.data: npt.NDArray[np.uint8] = np.asarray(np.memmap(path, np.uint8, mode="r"))
+            self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self.file)
         except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(
                 str(path), f"not a valid safetensors file ({error})", "a complete safetensors file", DOWNLOAD_AGAIN
@@ -199,6 +211,28 @@ class _Shard:
             array = array[rows]
         # The format lets a tensor begin anywhere; compiled code must not be given an unaligned pointer.
         return array if array.flags.aligned else array.copy()
+
+    def read_into(self, name: str, begin: int, end: int, pieces: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """Rows [begin, end): read, not copied out of the mapping. To map a page and to unmap it takes 0.3 us each; a
+        process does it one page at a time.
+        """
+        first, last = self.entries[name]["data_offsets"]
+        row_bytes = (last - first) // self.entries[name]["shape"][0]
+        at, left = self.data_start + first + begin * row_bytes, [piece.data.cast("B") for piece in pieces]
+        if sum(map(len, left)) != (end - begin) * row_bytes:
+            raise ValueError(f"rows {begin}:{end} of tensor {name} have {(end - begin) * row_bytes} bytes")
+        while left:
+            count = os.preadv(self.file, left[:_MOST_PIECES], at)
+            if count == 0:
+                raise CheckpointError(str(self.path), f"the file ends within tensor {name}", fix=DOWNLOAD_AGAIN)
+            at += count
+            while left and count >= len(left[0]):
+                count -= len(left.pop(0))
+            if count:
+                left[0] = left[0][count:]
+
+
+_MOST_PIECES = os.sysconf("SC_IOV_MAX")
 
 
 def sample_offsets(begin: int, end: int) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from atlas.runtime.runner import Runner, RunnerOptions
 from atlas.runtime.step import Limits
 from atlas.targets import formats
 from atlas.targets.status import closure
-from atlas.weights import open_checkpoint
+from atlas.weights import Checkpoint, open_checkpoint
 from atlas.weights.layouts import LAYOUTS
 from atlas.weights.quantized import QuantizedArray, Scheme, to_rows
 from atlas.weights.quantizers import quantize_rows
@@ -36,6 +36,9 @@ class Tensors:
 
     def read(self, name: str, rows: slice | None = None) -> Any:
         return self.arrays[name][rows if rows is not None else slice(None)]
+
+    def read_into(self, name: str, rows: slice, pieces: Any) -> None:
+        Checkpoint.read_into(self, name, rows, pieces)  # type: ignore[arg-type]
 
 
 def kernels(dtype: str, k: int) -> dict[str, Any]:
@@ -67,7 +70,7 @@ def test_copied_rows_in_tiles_are_the_packed_run(layout: str, inner: int, monkey
     for run in runs:
         assert run.raw(checkpoint, kernels("bf16", k), 8192)  # type: ignore[arg-type]
         rows = np.empty((run.rows, k), ml_dtypes.bfloat16)
-        run.copy(checkpoint, rows)  # type: ignore[arg-type]
+        run.copy(checkpoint, rows.view(np.uint8))  # type: ignore[arg-type]
         packed = run.pack(checkpoint)  # type: ignore[arg-type]
         np.testing.assert_array_equal(
             LAYOUTS["tiles"].pack(rows, "bf16").view(np.uint8).reshape(-1), packed.view(np.uint8).reshape(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from atlas.errors import CheckpointError
-from atlas.weights import Checkpoint, open_checkpoint
+from atlas.weights import Checkpoint, open_checkpoint, safetensors
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4}
 
@@ -118,6 +119,39 @@ def test_unaligned_tensor_is_copied_into_place(tmp_path: Path) -> None:
     part = checkpoint.read("floats", slice(1, 2))
     assert part.flags.aligned and part.tolist() == [-3.0]
     assert part.base is None, "a run of rows copies no others"
+
+
+@pytest.mark.parametrize("most", [1, 3, 1024])
+def test_rows_are_read_into_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Bytes as stored, also from a tensor that begins anywhere; pieces of any size, more than one call takes."""
+    monkeypatch.setattr(safetensors, "_MOST_PIECES", most)
+    values = np.random.default_rng().integers(0, 256, (13, 6), np.uint8)
+    header = {
+        "byte": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
+        "w": {"dtype": "BF16", "shape": [13, 3], "data_offsets": [1, 79]},
+    }
+    path = raw(tmp_path / "m", header, b"\x07" + values.tobytes())
+    checkpoint = open_checkpoint(path)
+    into = np.full((4, 2, 6), 255, np.uint8)
+    checkpoint.read_into("w", slice(2, 7), [into[0], into[1, 1:], into[3]])
+    np.testing.assert_array_equal(into[[0, 0, 1, 3, 3], [0, 1, 1, 0, 1]], values[2:7])
+    assert (into[2] == 255).all() and (into[1, 0] == 255).all()
+    expected = into.copy()
+    into[[0, 1, 3]] = 0
+    into[1, 0] = 255
+    Checkpoint.read_into(checkpoint, "w", slice(2, 7), [into[0], into[1, 1:], into[3]])
+    np.testing.assert_array_equal(into, expected)
+    with pytest.raises(ValueError, match="rows 2:7 of tensor w have 30 bytes"):
+        checkpoint.read_into("w", slice(2, 7), [into[0]])
+    with pytest.raises(CheckpointError, match="rows 9:14 of tensor w"):
+        checkpoint.read_into("w", slice(9, 14), [into[0]])
+    file = path / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 7)
+    with pytest.raises(CheckpointError, match="the file ends within tensor w"):
+        checkpoint.read_into("w", slice(0, 13), [np.zeros((13, 6), np.uint8)])
+    checkpoint.close()
+    with pytest.raises(CheckpointError, match="after close"):
+        checkpoint.read_into("w", slice(0, 1), [into[0, :1]])
 
 
 def test_header_order_and_padding_do_not_matter(tmp_path: Path) -> None:
