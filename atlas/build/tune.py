@@ -5,7 +5,7 @@ reference and timed. The winners, with their figures, go to kernels/<hw>/<model>
 builds use them. Where the device has no compiler, the three parts run apart:
 
     tune --hw H --model M --quant Q --prepare FOLDER     compile; needs no device
-    tune --measure FOLDER --out RESULT.json              measure; needs no compiler
+    tune --measure FOLDER --out RESULT.json              measure; needs neither compiler nor kernel tree
     tune --apply RESULT.json                             write tuning.toml
 
 A variant serves a range of rows, so the winner has the lowest sum, over rows, of weight x time relative to the
@@ -68,14 +68,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    root = kernels_root()
-    if arguments.apply:
-        print(f"atlas: wrote {apply(root, _read(arguments.apply))}")
-        return 0
     if arguments.measure:
         if not arguments.out:
             raise BuildError("--measure", "no --out", "--out FILE for the result")
         _measure(arguments.measure, arguments.out, arguments.device)
+        return 0
+    root = kernels_root()
+    if arguments.apply:
+        print(f"atlas: wrote {apply(root, _read(arguments.apply))}")
         return 0
     target = _target(root, arguments)
     ops = tuple(op for op in arguments.ops.split(",") if op)

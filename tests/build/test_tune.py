@@ -178,6 +178,15 @@ def test_a_stale_result_is_refused(tree: Path, winner: dict[str, int], message: 
         tune.apply(tree, result_for(winner))
 
 
+def test_measuring_needs_no_kernel_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the device there is an installation without one."""
+    measured: list[tuple[Path, Path, int]] = []
+    monkeypatch.setattr(tune, "_measure", lambda *given: measured.append(given))
+    monkeypatch.setattr(tune, "kernels_root", lambda: pytest.fail("looked for the tree"))
+    assert tune.main(["--measure", str(tmp_path), "--out", str(tmp_path / "result.json"), "--device", "1"]) == 0
+    assert measured == [(tmp_path, tmp_path / "result.json", 1)]
+
+
 def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tune.main(["--hw", "h200"]) == 1
     assert "--model: missing; accepted: a name: tuning is for one target" in capsys.readouterr().err
