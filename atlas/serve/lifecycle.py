@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import importlib.util
 import logging
@@ -130,6 +131,9 @@ class Server:
         ledger.append(("engine in all", time.perf_counter() - began))
         fingerprint = _fingerprint(config, ready)
         service.serving = Serving(engine, frontend, ready, fingerprint)
+        # What is loaded stays until the process ends: no answer waits while a full collection looks at it.
+        gc.collect()
+        gc.freeze()
         self._announce(ready, frontend, ledger)
         return engine
 
