@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -92,6 +93,10 @@ class Op:
 
     def contract_hash(self) -> str:
         """Changes whenever a kernel written to the old contract would be wrong under the new one."""
+        return self._contract_hash
+
+    @functools.cached_property  # asked for by each launch of each program
+    def _contract_hash(self) -> str:
         document = {
             "name": self.name,
             "operands": [dataclasses.astuple(operand) for operand in self.operands],

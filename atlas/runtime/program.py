@@ -8,6 +8,7 @@ the loader binds its buffers to the arena, the core replays it, and the referenc
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Literal
 
@@ -60,9 +61,14 @@ class KernelKey:
 
     def name(self) -> str:
         """A readable, unique C identifier."""
-        constants = [f"{k}{v!r}" for k, v in self.constants]
-        text = "__".join([self.signature().replace(".", "_"), *constants])
-        return "".join(c if c.isalnum() or c == "_" else "_" for c in text)
+        return _name(self)
+
+
+@functools.cache  # hundreds of launches, each asked several times, have a few dozen names
+def _name(key: KernelKey) -> str:
+    constants = [f"{k}{v!r}" for k, v in key.constants]
+    text = "__".join([key.signature().replace(".", "_"), *constants])
+    return "".join(c if c.isalnum() or c == "_" else "_" for c in text)
 
 
 @dataclasses.dataclass(frozen=True)
