@@ -1,7 +1,7 @@
 /* atlas
 [serves]
 x = ["bf16", "f8g128"]
-weight = ["bf16", "f8g128"]
+weight = ["bf16", "f8", "f8g128"]
 out = ["bf16", "f8g128"]
 [launch]
 grid = ["BLOCKS", 1, 1]
@@ -19,12 +19,12 @@ out = "tiles"
 // gated_linear for prompts: out = act(x Wg^T + bg) * (x Wu^T + bu), rounded once, for any number of
 // rows.
 //
-// x in `tiles`, weight in `tiles_paired` (8 rows of Wg, then the 8 of Wu for the same outputs),
-// both bf16 or both f8g128; out in `tiles`, bf16 or f8g128; bias [bg; bu] f32 or none. The product
-// is gemm.cuh's in tiles of 128 rows by 256 columns: a thread holds gate and up of its outputs, and
-// a row's group of 128 outputs, which f8g128 scales together, lies in one warpgroup. Outputs go
-// through shared memory, in the order of `tiles`, so that a tile leaves in a few bulk copies while
-// the next is computed; columns past the last are stored as zeros.
+// x in `tiles`, weight in `tiles_paired` (8 rows of Wg, then the 8 of Wu for the same outputs):
+// both bf16, or x f8g128 and weight f8 or f8g128; out in `tiles`, bf16 or f8g128; bias [bg; bu] f32
+// or none. The product is gemm.cuh's in tiles of 128 rows by 256 columns: a thread holds gate and
+// up of its outputs, and a row's group of 128 outputs, which f8g128 scales together, lies in one
+// warpgroup. Outputs go through shared memory, in the order of `tiles`, so that a tile leaves in a
+// few bulk copies while the next is computed; columns past the last are stored as zeros.
 //
 // Bytes: the weights and inputs (again from the L2 for every tile), rows x intermediate outputs:
 // the products in f32, 8 x more, never reach memory. Bound by the tensor cores, up to 128 rows by
@@ -38,13 +38,15 @@ namespace {
 
 using atlas::ceil_div;
 
-#ifdef ATLAS_TYPE_WEIGHT_F8G128
-constexpr bool kScaled = true;
+#if defined(ATLAS_TYPE_WEIGHT_F8)
+constexpr auto kFormat = atlas::GemmFormat::kRowScales;
+#elif defined(ATLAS_TYPE_WEIGHT_F8G128)
+constexpr auto kFormat = atlas::GemmFormat::kGroupScales;
 #else
 static_assert(atlas::same_type<types::weight, __nv_bfloat16> &&
                   atlas::same_type<types::x, __nv_bfloat16>,
-              "x and weight are both bf16 or both f8g128");
-constexpr bool kScaled = false;
+              "x is bf16 with weights in bf16, f8g128 with weights in f8 or f8g128");
+constexpr auto kFormat = atlas::GemmFormat::kBf16;
 #endif
 #ifdef ATLAS_TYPE_OUT_F8G128
 constexpr bool kScaledOut = true;
@@ -62,13 +64,15 @@ constexpr int kHalves = kColumns / 2 / kOutTileColumns;
 constexpr int kStagedBytes = kHalves * kHalfBytes + (kScaledOut ? 64 * 4 : 0);
 
 struct Cut {
-  static constexpr bool kScaled = ::kScaled, kPaired = true;
+  static constexpr auto kFormat = ::kFormat;
+  static constexpr bool kPaired = true;
   static constexpr int kWeightRows = 2 * atlas::round_up(kInner, 64);
-  static constexpr int kTiles = ceil_div(constants::k, kScaled ? 128 : 64);
+  static constexpr int kTiles =
+      ceil_div(constants::k, kFormat == atlas::GemmFormat::kBf16 ? 64 : 128);
   static constexpr int kGroup = knobs::GROUP;
   static constexpr int kColumns = ::kColumns;
   static constexpr int kStages =
-      atlas::gemm_stages(launch::shared - 2 * kStagedBytes, kColumns, kScaled);
+      atlas::gemm_stages(launch::shared - 2 * kStagedBytes, kColumns, kFormat);
 };
 using Gemm = atlas::Gemm<Cut>;
 

@@ -1,4 +1,4 @@
-// 8 x 8 matrices of 16-bit elements from shared memory to registers (PTX ISA, ldmatrix).
+// 8 x 8 matrices of 16-bit elements between shared memory and registers (PTX ISA, ldmatrix).
 //
 // Lane l gives the address of row l % 8 (16 bytes) of matrix l / 8. With g = lane / 4 and t = lane
 // % 4, register i of a lane holds elements [g][2t..2t+1] of matrix i, or [2t..2t+1][g] in the
@@ -18,6 +18,13 @@ __device__ inline void ldmatrix_x4_transposed(unsigned (&registers)[4], unsigned
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
                : "r"(address)
+               : "memory");
+}
+
+// From registers to shared memory, as ldmatrix_x4 reads (sm_90 on).
+__device__ inline void stmatrix_x4(unsigned address, const unsigned (&registers)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(registers[0]), "r"(registers[1]), "r"(registers[2]), "r"(registers[3])
                : "memory");
 }
 

@@ -6,18 +6,19 @@
 // operands lie in the swizzle that wgmma reads, a stage is a few plain bulk copies. Two warpgroups
 // of consumers take 64 rows each.
 //
-// bf16 accumulates all of k in the tensor cores. f8g128 (E4M3 codes, a scale per row and 128
-// columns of both operands) is summed there over one k tile from zero, then added to an fp32 sum
-// with the product of the two scales: tensor cores keep too few bits of long E4M3 sums. Its tile is
-// cut into pieces of at most 128 columns, because sums and pieces share the registers; while one
-// warpgroup adds, the other's products run. A scale of its own for every column costs a quarter of
-// the rate, so blocks of weights that share one are added without looking at the others.
+// bf16 accumulates all of k in the tensor cores. With x in f8g128 (E4M3 codes, a scale per row and
+// 128 columns) a k tile is summed there from zero, then added to an fp32 sum with its scales:
+// tensor cores keep too few bits of long E4M3 sums. A tile is cut into pieces of at most 128
+// columns, because sums and pieces share the registers; while one warpgroup adds, the other's
+// products run. Weights in f8 have one scale a row, which multiplies finished sums. Weights in
+// f8g128 have one for every k tile, too: that costs a quarter of the rate, so blocks of them that
+// share one are added without looking at the others.
 //
 // Every element is summed over k in ascending order from zero by one warpgroup in one way: its bits
 // depend neither on the cut nor on the other rows.
 //
 // The file of an op gives `Cut` and what happens to finished tiles:
-//   kScaled             f8g128, else bf16
+//   kFormat             of the operands
 //   kPaired             the weight is `tiles_paired`
 //   kWeightRows, kTiles rows of the weight; k tiles
 //   kColumns            of a tile
@@ -28,6 +29,7 @@
 // third less (docs/kernels/ledger.md).
 #pragma once
 
+#include "atlas/async_copy.cuh"
 #include "atlas/bulk_copy.cuh"
 #include "atlas/pdl.cuh"
 #include "atlas/tiles.cuh"
@@ -35,7 +37,10 @@
 
 namespace atlas {
 
-constexpr int kGemmRows = 128, kGemmProducers = 4, kGemmConsumers = 256;
+constexpr int kGemmRows = 128, kGemmConsumers = 256;
+
+// x and weight are bf16; or x is f8g128 and the weight f8 (a scale a row) or f8g128 too.
+enum class GemmFormat { kBf16, kRowScales, kGroupScales };
 
 __host__ __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 __host__ __device__ constexpr int round_up(int a, int b) { return (a + b - 1) / b * b; }
@@ -55,9 +60,16 @@ __host__ __device__ constexpr int tile_columns(int n, int max_rows, int blocks) 
   return best;
 }
 
+// Scales of a tile's columns: of two tiles for each warpgroup, whose first warps fetch the next
+// one's while its last still read.
+constexpr int kGemmColumnScaleBytes = 2 * 2 * 256 * 4;
+
 // Stages of the ring that `shared` bytes hold. More than 20 only lengthen the start.
-__host__ __device__ constexpr int gemm_stages(int shared, int columns, bool scaled) {
-  return least(20, shared / ((kGemmRows + columns) * (kTileRowBytes + (scaled ? 4 : 0)) + 16));
+__host__ __device__ constexpr int gemm_stages(int shared, int columns, GemmFormat format) {
+  if (format == GemmFormat::kRowScales) shared -= kGemmColumnScaleBytes;
+  const int row_bytes = kTileRowBytes + (format == GemmFormat::kBf16 ? 0 : 4);
+  const int column_bytes = kTileRowBytes + (format == GemmFormat::kGroupScales ? 4 : 0);
+  return least(20, shared / (kGemmRows * row_bytes + columns * column_bytes + 16));
 }
 
 // Where one tile lies; `rows` and `columns` are how many of it exist.
@@ -69,7 +81,9 @@ template <class Cut>
 struct Gemm {
   static constexpr int kRows = kGemmRows, kColumns = Cut::kColumns, kStages = Cut::kStages;
   static constexpr int kTiles = Cut::kTiles;
-  static constexpr bool kScaled = Cut::kScaled, kPaired = Cut::kPaired;
+  static constexpr bool kScaled = Cut::kFormat != GemmFormat::kBf16, kPaired = Cut::kPaired;
+  static constexpr bool kRowScales = Cut::kFormat == GemmFormat::kRowScales;
+  static constexpr bool kGroupScales = Cut::kFormat == GemmFormat::kGroupScales;
   static constexpr int kPadded = round_up(Cut::kWeightRows, kTileRows);  // rows that exist
   static constexpr int kPiece = !kScaled || kColumns <= 128 ? kColumns : kColumns / 2;
   static constexpr int kPieces = kColumns / kPiece;
@@ -79,8 +93,12 @@ struct Gemm {
   static constexpr int kSpan = kPieces == 1 && kPiece <= 64 ? (kPiece <= 32 ? 4 : 2) : 1;
   static constexpr int kLag = kColumns <= 64 ? 2 : 1;
   static constexpr int kStageBytes = (kRows + kColumns) * kTileRowBytes;
-  static constexpr int kStageScales = kScaled ? kRows + kColumns : 0;
-  static constexpr int kBytes = kStages * (kStageBytes + kStageScales * 4 + 16);
+  static constexpr int kStageScales = kScaled ? kRows + (kGroupScales ? kColumns : 0) : 0;
+  static constexpr int kColumnScaleBytes = kRowScales ? kGemmColumnScaleBytes : 0;
+  static constexpr int kBytes = kStages * (kStageBytes + kStageScales * 4 + 16) + kColumnScaleBytes;
+  // Each takes every kProducers-th k tile and waits for one use of its slot at a time: with fewer
+  // slots than producers one would lap the barrier.
+  static constexpr int kProducers = least(4, kStages);
   // Registers move from the producer to consumers that need more than an equal share.
   static constexpr bool kMoveRegisters = kColumns * (kScaled ? 2 : 1) > 128;
   static_assert(kColumns % 16 == 0 && kStages > kSpan + kLag,
@@ -91,14 +109,16 @@ struct Gemm {
 
   unsigned char* stages;
   float* scales;
+  float* column_scales;
   Barrier *full, *empty;
   int slot = 0;
-  unsigned parity = 0;
+  unsigned parity = 0, tiles_done = 0;
 
   __device__ explicit Gemm(unsigned char* shared)
       : stages(shared),
         scales(reinterpret_cast<float*>(shared + kStages * kStageBytes)),
-        full(reinterpret_cast<Barrier*>(scales + kStages * kStageScales)),
+        column_scales(scales + kStages * kStageScales),
+        full(reinterpret_cast<Barrier*>(column_scales + kColumnScaleBytes / 4)),
         empty(full + kStages) {}
 
   __device__ unsigned char* x_stage() const { return stages + slot * kStageBytes; }
@@ -128,15 +148,28 @@ struct Gemm {
     }
   }
 
+  // Offset of a k tile of the weight.
+  __device__ static size_t weight_offset(int row_block, int k_tile) {
+    if constexpr (kRowScales) {
+      return static_cast<size_t>(row_block) * (kTiles * kTileBytes + kTileScaleBytes) +
+             static_cast<size_t>(k_tile) * kTileBytes;
+    } else {
+      return tile_offset<kScaled>(row_block, k_tile, kTiles);
+    }
+  }
+
   // Rows first .. first + count of a k tile, from their place in memory to the stage.
+  template <bool kWeight>
   __device__ void load(const unsigned char* matrix, int first, int count, int k_tile,
                        unsigned char* codes, float* row_scales) const {
     while (count > 0) {
       const int inside = first % kTileRows, n = min(count, kTileRows - inside);
-      const unsigned char* tile = matrix + tile_offset<kScaled>(first / kTileRows, k_tile, kTiles);
+      const unsigned char* tile =
+          matrix + (kWeight ? weight_offset(first / kTileRows, k_tile)
+                            : tile_offset<kScaled>(first / kTileRows, k_tile, kTiles));
       bulk_load(codes, tile + inside * kTileRowBytes, n * kTileRowBytes, full[slot]);
       codes += n * kTileRowBytes;
-      if constexpr (kScaled) {
+      if constexpr (kWeight ? kGroupScales : kScaled) {
         bulk_load(row_scales, tile + kTileBytes + inside * 4, n * 4, full[slot]);
         row_scales += n;
       }
@@ -147,13 +180,13 @@ struct Gemm {
   // Rows of x come in fours: 16 bytes of scales.
   __device__ static int loaded_rows(const GemmTile& tile) { return round_up(tile.rows, 4); }
   __device__ void load_x(const unsigned char* x, const GemmTile& tile, int k_tile) const {
-    load(x, tile.row, loaded_rows(tile), k_tile, x_stage(), x_scales());
+    load<false>(x, tile.row, loaded_rows(tile), k_tile, x_stage(), x_scales());
   }
   __device__ void load_weight(const unsigned char* weight, const GemmTile& tile, int k_tile) const {
-    load(weight, tile.column, tile.columns, k_tile, weight_stage(), weight_scales());
+    load<true>(weight, tile.column, tile.columns, k_tile, weight_stage(), weight_scales());
   }
 
-  // A producer, one thread: every kGemmProducers-th stage. Weights of the first stages travel
+  // A producer, one thread: every kProducers-th stage. Weights of the first stages travel
   // before the inputs are there.
   __device__ void feed(int producer, const unsigned char* x, const unsigned char* weight,
                        int rows) {
@@ -161,19 +194,19 @@ struct Gemm {
     bool first = true;
     int turn = 0;
     walk(rows, [&](const GemmTile& tile) {
-      const unsigned bytes =
-          (loaded_rows(tile) + tile.columns) * (kTileRowBytes + (kScaled ? 4 : 0));
+      const unsigned bytes = loaded_rows(tile) * (kTileRowBytes + (kScaled ? 4 : 0)) +
+                             tile.columns * (kTileRowBytes + (kGroupScales ? 4 : 0));
       int k_tile = 0;
       if (first) {
         first = false;
-        for (slot = producer; slot < kEarly; slot += kGemmProducers) {
+        for (slot = producer; slot < kEarly; slot += kProducers) {
           full[slot].arrive_expect(bytes);
           load_weight(weight, tile, slot);
         }
         wait_for_inputs();
-        for (slot = producer; slot < kEarly; slot += kGemmProducers) load_x(x, tile, slot);
+        for (slot = producer; slot < kEarly; slot += kProducers) load_x(x, tile, slot);
         k_tile = kEarly;
-        turn = kEarly % kGemmProducers;
+        turn = kEarly % kProducers;
         slot = kEarly % kStages;
         parity = kEarly / kStages;
       }
@@ -184,7 +217,7 @@ struct Gemm {
           load_weight(weight, tile, k_tile);
           load_x(x, tile, k_tile);
         }
-        turn = (turn + 1) % kGemmProducers;
+        turn = (turn + 1) % kProducers;
         advance();
       }
     });
@@ -278,19 +311,34 @@ struct Gemm {
         Wgmma<kPiece>::e4m3_ss(part, a + 2 * slice, b + 2 * slice, slice);
       }
       wgmma_commit();
-      const float* column_scales = weight_scales() + p * kPiece;
-      float halves[2];
-      const bool shared = kPiece == 128 && shares_scales(column_scales, halves);
-      wgmma_wait<0>();
-      wgmma_hold(part);
-      if (shared) {
-        add_shared(sums[p], part, scales_of_rows, halves);
+      if constexpr (kRowScales) {
+        wgmma_wait<0>();
+        wgmma_hold(part);
+        add_rows(sums[p], part, scales_of_rows);
       } else {
-        add_scaled(sums[p], part, scales_of_rows, column_scales);
+        const float* column_scales = weight_scales() + p * kPiece;
+        float halves[2];
+        const bool shared = kPiece == 128 && shares_scales(column_scales, halves);
+        wgmma_wait<0>();
+        wgmma_hold(part);
+        if (shared) {
+          add_shared(sums[p], part, scales_of_rows, halves);
+        } else {
+          add_scaled(sums[p], part, scales_of_rows, column_scales);
+        }
       }
     }
     release(slot);
     advance();
+  }
+
+  // sum += part * scale of the row.
+  __device__ static void add_rows(float (&sum)[kPiece / 2], const float (&part)[kPiece / 2],
+                                  const float (&row_scales)[2]) {
+#pragma unroll
+    for (int at = 0; at < kPiece / 2; ++at) {
+      sum[at] = fmaf(part[at], row_scales[at / 2 % 2], sum[at]);
+    }
   }
 
   // Whether 128 columns have one scale in each half: of 64 columns, or, paired, of those of the
@@ -344,7 +392,11 @@ struct Gemm {
       wgmma_hold(parts[i]);
       const float* row_scales = scales_of[i] + thread_row(group);
       const float scales_of_rows[2] = {row_scales[0], row_scales[8]};
-      add_scaled(sum, parts[i], scales_of_rows, scales_of[i] + kRows);
+      if constexpr (kRowScales) {
+        add_rows(sum, parts[i], scales_of_rows);
+      } else {
+        add_scaled(sum, parts[i], scales_of_rows, scales_of[i] + kRows);
+      }
       release(slots[i]);
     };
     if constexpr (kCount > 3) wgmma_wait<3>(), add(kCount - 4);
@@ -380,6 +432,35 @@ struct Gemm {
     return sums[j / (kPiece / 8)][j % (kPiece / 8) * 4 + 2 * i + e];
   }
 
+  // The scales of f8 belong to the tile's columns. They are on their way while it is multiplied.
+  __device__ float* scales_of_tile(int group) const {
+    return column_scales + (2 * group + tiles_done % 2) * 256;
+  }
+  __device__ void fetch_column_scales(const unsigned char* weight, const GemmTile& tile,
+                                      int group) const {
+    const int column = threadIdx.x % 128 * 4, row = tile.column + column;
+    if (column < tile.columns) {
+      copy_async_16(scales_of_tile(group) + column,
+                    weight + weight_offset(row / kTileRows, kTiles) + row % kTileRows * 4, true);
+    }
+    commit_copies();
+  }
+  __device__ void scale_columns(int group, Sums& sums) {
+    wait_copies<0>();
+    named_barrier(3 + group, 128);
+    const auto* pairs = reinterpret_cast<const float2*>(scales_of_tile(group)) + threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      const float2 scale = pairs[j * 4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        element(sums, j, i, 0) *= scale.x;
+        element(sums, j, i, 1) *= scale.y;
+      }
+    }
+    ++tiles_done;
+  }
+
   // The whole kernel; `rows` is a word of the step block, which each role reads for itself.
   // `store(tile, group, sums)` is called by a consumer warpgroup for each of its tiles, `flush()`
   // after the last.
@@ -397,17 +478,22 @@ struct Gemm {
     __syncthreads();
     const int group = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);  // known to be warp-uniform
     if (group == kGemmConsumers / 128) {
-      if constexpr (kMoveRegisters) give_registers<40>();
-      if (elect_one()) {
-        feed(threadIdx.x / 32 % kGemmProducers, static_cast<const unsigned char*>(x),
+      if constexpr (kMoveRegisters) give_registers<24>();
+      const int producer = threadIdx.x / 32 % 4;
+      if (producer < kProducers && elect_one()) {
+        feed(producer, static_cast<const unsigned char*>(x),
              static_cast<const unsigned char*>(weight), *rows);
       }
     } else {
-      if constexpr (kMoveRegisters) take_registers<232>();
+      if constexpr (kMoveRegisters) take_registers<240>();
       wait_for_inputs();
       Sums sums;
       walk(*rows, [&](const GemmTile& tile) {
+        if constexpr (kRowScales) {
+          fetch_column_scales(static_cast<const unsigned char*>(weight), tile, group);
+        }
         multiply(tile, group, sums);
+        if constexpr (kRowScales) scale_columns(group, sums);
         store(tile, group, sums);
       });
       flush();
