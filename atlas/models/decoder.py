@@ -65,10 +65,10 @@ class _Decoder:
         self.r.launch(op, name, operands, {"rows": rows}, {"n": n, "k": k})
         return out
 
-    def projection(self, name: str, x: str, out: str, n: int, k: int, *, bias: bool = False) -> str:
+    def projection(self, name: str, x: str, out: str, dtype: str, n: int, k: int, *, bias: bool = False) -> str:
         """A linear of the layers, with a weight of its own."""
         weight = self.weight(f"{name}.weight", self.recipe.projections, n, k)
-        return self.linear(name, x, weight, self.workspace(out, self.recipe.products, "n_rows", n), n, k, bias=bias)
+        return self.linear(name, x, weight, self.workspace(out, dtype, "n_rows", n), n, k, bias=bias)
 
     def dtype_into(self, projection: str) -> str:
         """The dtype in which rows enter a projection: its weight's format decides."""
@@ -109,6 +109,11 @@ class _Decoder:
             {"vocab": vocab, "hidden": hidden, "scale": self.shape.embedding_scale},
         )
 
+    @property
+    def added(self) -> str:
+        """The dtype of what a block adds to the residual stream; a norm before that reads f32."""
+        return "f32" if self.shape.post_norms else self.recipe.products
+
     def residual_add(self, layer: str, block: str, x: str) -> None:
         """Add a block's output to the residual stream, through a norm of its own where the family has one."""
         if self.shape.post_norms:
@@ -125,7 +130,9 @@ class _Decoder:
         s, act = self.shape, self.recipe.attention
         q_size, qkv_size = s.n_heads * s.head_dim, (s.n_heads + 2 * s.n_kv_heads) * s.head_dim
         normed = self.normed(f"{layer}.attention_norm", f"{layer}.qkv")
-        qkv = self.projection(f"{layer}.qkv", normed, "qkv", qkv_size, s.hidden_size, bias=s.qkv_bias)
+        qkv = self.projection(
+            f"{layer}.qkv", normed, "qkv", self.recipe.products, qkv_size, s.hidden_size, bias=s.qkv_bias
+        )
         cache_shape = ("n_blocks", s.n_kv_heads, KV_BLOCK_SIZE, s.head_dim)
         where = {
             "row_position": "step.row_position",
@@ -167,13 +174,17 @@ class _Decoder:
             {**heads, "window": what.window, "scale": s.attention_scale or s.head_dim**-0.5},
         )
         attended = self.entering(f"{layer}.o", attended, q_size)
-        projected = self.projection(f"{layer}.o", attended, "projected", s.hidden_size, q_size, bias=s.o_bias)
+        projected = self.projection(
+            f"{layer}.o", attended, "projected", self.added, s.hidden_size, q_size, bias=s.o_bias
+        )
         self.residual_add(layer, "attention", projected)
 
     def mlp(self, layer: str) -> None:
         s, inner = self.shape, self.shape.intermediate_size
         normed = self.normed(f"{layer}.mlp_norm", f"{layer}.gate_up")
-        gate_up = self.projection(f"{layer}.gate_up", normed, "gate_up", 2 * inner, s.hidden_size, bias=s.mlp_bias)
+        gate_up = self.projection(
+            f"{layer}.gate_up", normed, "gate_up", "f32", 2 * inner, s.hidden_size, bias=s.mlp_bias
+        )
         dtype = self.dtype_into(f"{layer}.down")
         gated = self.workspace(self._named("gated", dtype), dtype, "n_rows", inner)
         self.r.launch(
@@ -183,7 +194,9 @@ class _Decoder:
             _ROWS,
             {"intermediate": inner, "activation": self.activation},
         )
-        projected = self.projection(f"{layer}.down", gated, "projected", s.hidden_size, inner, bias=s.mlp_bias)
+        projected = self.projection(
+            f"{layer}.down", gated, "projected", self.added, s.hidden_size, inner, bias=s.mlp_bias
+        )
         self.residual_add(layer, "mlp", projected)
 
     def experts(self, layer: str) -> None:
@@ -192,7 +205,7 @@ class _Decoder:
         dtype = self.recipe.entering(self.recipe.router)
         normed = self.rms_norm(f"{layer}.mlp_norm", "residual", self._named("normed", dtype), dtype)
         router = self.weight(f"{layer}.router.weight", self.recipe.router, s.n_experts, s.hidden_size)
-        logits = self.workspace("router_logits", self.recipe.products, "n_rows", s.n_experts)
+        logits = self.workspace("router_logits", "f32", "n_rows", s.n_experts)
         self.linear(f"{layer}.router", normed, router, logits, s.n_experts, s.hidden_size)
         routed = {
             "expert_id": self.workspace("expert_id", "i32", "n_rows", top_k),
@@ -214,7 +227,7 @@ class _Decoder:
                 "gate_up": self.weight(f"{layer}.experts.gate_up.weight", self.recipe.experts, gate_up, s.hidden_size),
                 "down": self.weight(f"{layer}.experts.down.weight", self.recipe.experts, down, inner),
                 **routed,
-                "out": self.workspace("projected", self.recipe.products, "n_rows", s.hidden_size),
+                "out": self.workspace("experts", "f32", "n_rows", s.hidden_size),
             },
             _ROWS,
             {
@@ -225,7 +238,7 @@ class _Decoder:
                 "activation": self.activation,
             },
         )
-        self.residual_add(layer, "mlp", "projected")
+        self.residual_add(layer, "mlp", "experts")
 
     def head(self) -> None:
         """Only rows whose logits are wanted pass the final norm and the head."""

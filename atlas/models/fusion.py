@@ -8,9 +8,9 @@ A launch costs a GPU about a microsecond and everything that it leaves costs a t
     rope_kv_append, paged_attention, quantize_rows of its rows if there is one
         ->  rope_attention in decode steps, the same as before in prefill steps
 
-the last where the hardware has a kernel for it. Products and residual are f32 in every recipe and a fused kernel rounds
-where the two would have, so that fusing changes no result but by the order of fp32 operations. Build and load both get
-a model's programs from `record` below: the kernels that are compiled are those that are asked for.
+the last where the hardware has a kernel for it. A fused kernel rounds once, at its end: it leaves no gate and up
+to round, and adds f32 or bf16 products in fp32. Build and load both get a model's programs from `record` below: the
+kernels that are compiled are those that are asked for.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _add_norm(recorder: Recorder, add: Launch, norm: Launch) -> bool:
     if (add.key.op, norm.key.op) != ("residual_add", "rms_norm") or add.dims != norm.dims:
         return False
     sum_of, norm_of = dict(add.operands), dict(norm.operands)
-    if norm_of["x"] != sum_of["residual"] or dict(add.key.dtypes)["x"] != "f32":
+    if norm_of["x"] != sum_of["residual"]:
         return False
     constants = {**dict(norm.key.constants), "scale": dict(add.key.constants)["scale"]}
     operands = {**sum_of, "weight": norm_of["weight"], "out": norm_of["out"]}

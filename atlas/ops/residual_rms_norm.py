@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from atlas.ops.lazy import np
-from atlas.ops.op import ACTIVATIONS, BF16, F8, F32, Arrays, Constants, Op, Operand
+from atlas.ops.op import ACTIVATIONS, BF16, F8, F32, FLOAT, Arrays, Constants, Op, Operand
 from atlas.ops.rms_norm import normalise
 
 
@@ -15,14 +15,14 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
     Whether the scaled product is rounded before it is added is left open, as in op residual_add.
     """
     rows = dims["rows"]
-    arrays["residual"][:rows] += arrays["x"][:rows] * np.float32(constants["scale"])
+    arrays["residual"][:rows] += arrays["x"][:rows].astype(np.float32) * np.float32(constants["scale"])
     arrays["out"][:rows] = normalise(arrays["residual"][:rows], constants["eps"]) * arrays["weight"]
 
 
 RESIDUAL_RMS_NORM = Op(
     name="residual_rms_norm",
     operands=(
-        Operand("x", ("rows", "hidden"), ("f32",)),
+        Operand("x", ("rows", "hidden"), FLOAT),
         Operand("residual", ("rows", "hidden"), ("f32",), "inout"),
         Operand("weight", ("hidden",), ("f32",)),
         Operand("out", ("rows", "hidden"), ACTIVATIONS, "out"),

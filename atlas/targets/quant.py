@@ -39,12 +39,11 @@ class Recipe:
     activations: what norms and gates leave for a matrix product; kv: the KV cache.
     attention: queries, and what attention leaves for a matrix product; the kv cache's own type, so that the
         two multiply without a conversion.
-    products: what a matrix product leaves; residual: the residual stream.
+    products: what a matrix product leaves for rope or the residual stream; residual: the residual stream.
 
-    Products and residual stay f32 in every recipe: a value is rounded only where it enters a product or
-    the cache. A fused kernel never stores a product anyway, so fusing changes no result, and the
-    residual alone, rounded at each of a model's 2 x layers additions, would be a bf16 decoder's
-    largest error.
+    The residual stays f32 in every recipe: rounded at each of a model's 2 x layers additions, it would be a
+    bf16 decoder's largest error. Products are bf16 on a GPU, which would spend an eighth of a prompt's bytes on
+    their other halves, and f32 on a CPU.
     Norm weights are always f32: they are tiny and enter every activation.
 
     activations may be f8g128: rows are rounded to E4M3 before a product with weights of E4M3 (`entering`).
@@ -80,14 +79,14 @@ def _weights(name: str, format: str, activations: str = "bf16") -> Recipe:
     The head, the embedding and the router stay bf16: each is read once per step, and errors in
     them reach every token's logits or choice of experts.
     """
-    return Recipe(name, format, format, "bf16", "bf16", "bf16", activations, "bf16")
+    return Recipe(name, format, format, "bf16", "bf16", "bf16", activations, "bf16", products="bf16")
 
 
 QUANTS = {
     recipe.name: recipe
     for recipe in (
         Recipe("f32", "f32", "f32", "f32", "f32", "f32", "f32", "f32", attention="f32"),
-        Recipe("bf16", "bf16", "bf16", "bf16", "bf16", "bf16", "bf16", "bf16"),
+        Recipe("bf16", "bf16", "bf16", "bf16", "bf16", "bf16", "bf16", "bf16", products="bf16"),
         _weights("fp8", "fp8", activations="f8g128"),
         _weights("nvfp4", "nvfp4"),
         _weights("int4", "int4"),
@@ -96,7 +95,7 @@ QUANTS = {
 }
 """Every recipe, by name."""
 
-_CPU_QUANTS = {
+_CPU_QUANTS = {name: dataclasses.replace(given, products="f32") for name, given in QUANTS.items()} | {
     # Activations of norms and gates stay f32 where a GPU has bf16: they are rounded to int8 right before a
     # product, and one rounding is better than two. The head keeps the file's own format.
     name: Recipe(name, role, "bf16", "stored", "f32", "stored", "f32", "bf16", integer_activations=True)
@@ -122,4 +121,4 @@ def recipe(name: str, hardware_kind: str = "cuda") -> Recipe:
         raise ConfigError(
             "quant", f"unknown quant {name!r}", ", ".join(sorted(QUANTS)), f"nearest: {near[0]}" if near else ""
         )
-    return _CPU_QUANTS.get(name, QUANTS[name]) if hardware_kind == "cpu" else QUANTS[name]
+    return (_CPU_QUANTS if hardware_kind == "cpu" else QUANTS)[name]

@@ -16,12 +16,12 @@ out = { f32 = "row_major", other = "operand" }
 // residual_rms_norm: residual += scale * x, then out = residual / sqrt(mean(residual^2) + eps) *
 // weight, in fp32, out rounded once.
 //
-// x, residual [rows, hidden] f32, weight [hidden] f32, out [rows, hidden] f32, bf16 or f8g128 as
-// products read it. One block a row, which stays in registers: everything is read once, 16 bytes a
-// thread. The squares are summed per thread, then in a fixed order over the block, so a row's bits
-// depend on that row alone. The weight is fetched before the predecessor has ended.
-// Bytes: hidden x (12 + element) per row and the weight from cache; bound by memory latency for few
-// rows, by bandwidth for many.
+// x [rows, hidden] f32 or bf16, residual [rows, hidden] f32, weight [hidden] f32, out [rows,
+// hidden] f32, bf16 or f8g128 as products read it. One block a row, which stays in registers:
+// everything is read once, 16 bytes a thread. The squares are summed per thread, then in a fixed
+// order over the block, so a row's bits depend on that row alone. The weight is fetched before the
+// predecessor has ended. Bytes: hidden x (8 + elements of x and out) per row and the weight from
+// cache; bound by memory latency for few rows, by bandwidth for many.
 #include "atlas/norm.cuh"
 
 ATLAS_KERNEL(const types::x* x, types::residual* residual, const types::weight* weight,

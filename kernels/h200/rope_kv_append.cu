@@ -6,7 +6,7 @@ grid = ["ceil_div(n_heads + 2 * n_kv_heads, HEADS)", "ceil_div(rows, WARPS)", 1]
 block = "WARPS * 32"
 pdl = true
 [serves]
-qkv = ["f32"]
+qkv = ["f32", "bf16"]
 q_out = ["bf16"]
 k_cache = ["bf16"]
 v_cache = ["bf16"]
@@ -26,8 +26,8 @@ WARPS = 4
 // rope_kv_append: norms each head of a row's q and k where weights are given, rotates them, and
 // appends k and v to the row's sequence's KV blocks.
 //
-// qkv [rows, (n_heads + 2 n_kv_heads) * head_dim] f32 is [q heads | k heads | v heads]; q_out
-// [rows, n_heads * head_dim] bf16, both row-major; caches bf16 in `kv_tiles`. Of the leading
+// qkv [rows, (n_heads + 2 n_kv_heads) * head_dim] f32 or bf16 is [q heads | k heads | v heads];
+// q_out [rows, n_heads * head_dim] bf16, both row-major; caches bf16 in `kv_tiles`. Of the leading
 // rotary_dim elements of a head, i is paired with i + rotary_dim / 2 and turned by position *
 // inv_freq[seq_rope[seq], i], a product rounded to fp32.
 //
@@ -58,11 +58,10 @@ constexpr int kPageBytes = atlas::kv_page_bytes(head_dim);
 static_assert(rotary_dim % 2 == 0 && rotary_dim > 0 && rotary_dim <= head_dim,
               "RoPE turns pairs of a head's elements");
 static_assert(kVector == 1 || head_dim % kVector == 0, "a head's vectors are aligned");
-static_assert(atlas::same_type<types::qkv, float> &&
-                  atlas::same_type<types::q_out, __nv_bfloat16> &&
+static_assert(atlas::same_type<types::q_out, __nv_bfloat16> &&
                   atlas::same_type<types::k_cache, __nv_bfloat16> &&
                   atlas::same_type<types::v_cache, __nv_bfloat16>,
-              "products are f32, what attention reads is bf16");
+              "what attention reads is bf16");
 
 template <class T>
 struct alignas(kVector * sizeof(T)) Vector {
@@ -80,20 +79,24 @@ struct Elements {
   }
   __device__ static bool stays(int j, int lane) { return j * atlas::kWarp + lane < kRest; }
 
-  __device__ void load(const float* head, int lane) {
+  template <class T>
+  __device__ void load(const T* head, int lane) {
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
-      Vector<float> a = {}, b = {};
+      Vector<T> a = {}, b = {};
       if (turns(j, lane)) {
-        a = *reinterpret_cast<const Vector<float>*>(head + element(j, lane));
-        b = *reinterpret_cast<const Vector<float>*>(head + kHalf + element(j, lane));
+        a = *reinterpret_cast<const Vector<T>*>(head + element(j, lane));
+        b = *reinterpret_cast<const Vector<T>*>(head + kHalf + element(j, lane));
       }
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) first[j][v] = a.at[v], second[j][v] = b.at[v];
+      for (int v = 0; v < kVector; ++v) {
+        first[j][v] = atlas::to_float(a.at[v]);
+        second[j][v] = atlas::to_float(b.at[v]);
+      }
     }
 #pragma unroll
     for (int j = 0; j < kRests; ++j) {
-      rest[j] = stays(j, lane) ? head[rotary_dim + j * atlas::kWarp + lane] : 0.0f;
+      rest[j] = stays(j, lane) ? atlas::to_float(head[rotary_dim + j * atlas::kWarp + lane]) : 0.0f;
     }
   }
   // Calls visit(this element, that element of `other`) for each.

@@ -34,14 +34,16 @@ CASES = [
 
 _GPU_FORMATS = ("f8", "f8g128", "nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m")
 GPU_CASES = [
-    case("linear", types, optional=optional, n=n, k=k, rows=rows)
+    case("linear", {**types, "out": out}, optional=optional, n=n, k=k, rows=rows)
     for types in (
-        {"x": "bf16", "weight": "bf16", "out": "f32"},
-        *({"x": "f8g128" if w in E4M3_WEIGHTS else "bf16", "weight": w, "out": "f32"} for w in _GPU_FORMATS),
+        {"x": "bf16", "weight": "bf16"},
+        *({"x": "f8g128" if w in E4M3_WEIGHTS else "bf16", "weight": w} for w in _GPU_FORMATS),
     )
-    for n, k, counts, optional in (
-        (320, 576, (1, 2, 3, 4, 7, 8, 16, 17, 32, 64, 100, 128, 256, 300), ()),
-        (998, 200, (1, 8, 40, 129), ("bias",)),
+    for n, k, out, counts, optional in (
+        (320, 576, "f32", (1, 2, 3, 4, 7, 8, 16, 17, 32, 64, 100, 128, 256, 300), ()),
+        (320, 576, "bf16", (1, 8, 64, 129), ("bias",)),
+        (998, 200, "f32", (1, 129), ("bias",)),
+        (998, 200, "bf16", (8, 40), ("bias",)),
     )
     for rows in counts
 ]

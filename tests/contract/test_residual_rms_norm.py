@@ -8,8 +8,9 @@ from tests.contract.harness import Case, case
 from tests.contract.inputs import normal
 
 CASES = [
-    case("residual_rms_norm", dtype, hidden=hidden, eps=eps, scale=scale, rows=rows)
-    for dtype in ("f32", "bf16", "f8g128")
+    case("residual_rms_norm", {"x": x, "out": out}, hidden=hidden, eps=eps, scale=scale, rows=rows)
+    for x in ("f32", "bf16")
+    for out in ("f32", "bf16", "f8g128")
     for hidden, eps, scale in ((576, 1e-5, 1.0), (100, 1e-5, 0.22), (4096, 1e-6, 1.0), (1030, 1e-6, 1.0))
     for rows in (1, 2, 8, 37)
 ]

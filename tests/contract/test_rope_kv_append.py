@@ -17,13 +17,14 @@ def rope(
     sets: int = 1,
     scale: float = 1.0,
     norms: tuple[str, ...] = (),
+    products: str = "f32",
 ) -> Case:
     """`rotary_dim` 0: the whole head."""
     n_heads, n_kv_heads, head_dim = heads
     rows, seqs, max_blocks = sizes
     return case(
         "rope_kv_append",
-        {"qkv": "f32", "q_out": dtype, "k_cache": dtype, "v_cache": dtype},
+        {"qkv": products, "q_out": dtype, "k_cache": dtype, "v_cache": dtype},
         optional=norms,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
@@ -59,6 +60,12 @@ CASES = [
         for sizes in SIZES[1:]
     ),
 ]
+GPU_CASES = [
+    rope("bf16", heads, sizes, rotary_dim, norms=norms, products="bf16")
+    for heads, rotary_dim in (((4, 2, 128), 0), ((9, 3, 64), 0), ((4, 1, 256), 0), ((2, 2, 80), 40))
+    for norms in ((), NORMS)
+    for sizes in SIZES[1:]
+]
 
 
 def inputs(c: Case, rng: np.random.Generator, base: float = 1e4) -> dict[str, np.ndarray]:
@@ -79,6 +86,13 @@ def inputs(c: Case, rng: np.random.Generator, base: float = 1e4) -> dict[str, np
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_reference(device, case: Case, rng) -> None:
+    assert device.check(case, inputs(case, rng)) <= 1.0
+
+
+@pytest.mark.parametrize("case", GPU_CASES, ids=str)
+def test_products_in_bf16(device, case: Case, rng) -> None:
+    if device.name.startswith("cpu"):
+        pytest.skip("a CPU's products are f32")
     assert device.check(case, inputs(case, rng)) <= 1.0
 
 

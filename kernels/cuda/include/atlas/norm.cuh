@@ -28,7 +28,8 @@ class Norm {
     float values[kCount][4] = {};
   };
 
-  __device__ static void load(const float* source, Row& row) {
+  template <class T>
+  __device__ static void load(const T* source, Row& row) {
     for_each_quad([&](int i, int quad) { load_quad<kHidden>(source, quad, row.values[i]); });
   }
 
