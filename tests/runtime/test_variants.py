@@ -80,7 +80,7 @@ print([stage for stage, _ in runner.ledger], runner.decode_rows, runner.limits.n
 calls = Path(os.environ["FAKE_CUDA_CALLS"])
 before = len(calls.read_text().splitlines())
 
-def play(phase, rows, masks=None):
+def play(phase, rows, masks=()):
     block = runner.block
     block.set_symbols({"n_rows": rows, "n_seqs": rows, "n_logits": rows})
     block.set_phase(phase)
@@ -90,14 +90,14 @@ def play(phase, rows, masks=None):
     before += len(made)
     return made.count("cuGraphLaunch"), made.count("cuLaunchKernelEx") > 0, made.count("cuMemAlloc_v2")
 
-mask = np.zeros((1, 10), np.uint32)
+mask = np.zeros(10, np.uint32)
 print(play(step.PHASE_DECODE, 3), play(step.PHASE_DECODE, 40), end=" ")
-print(play(step.PHASE_PREFILL, 3), play(step.PHASE_DECODE, 1, mask))
+print(play(step.PHASE_PREFILL, 3), play(step.PHASE_DECODE, 1, [mask]))
 """
 
 
 def test_decode_steps_are_replayed_and_others_launched(fake_driver: Path, tmp_path: Path) -> None:
-    """A GPU's default sizes; one graph a decode step; a step between whose programs a mask is delivered is launched."""
+    """A GPU's default sizes; one graph a decode step, also of one with a mask; prompts are launched."""
     model = tiny_model.write(tmp_path / "model")
     pack = kernel_pack(model, tmp_path / "kernels.atlaspack")
     code = f"import sys\nsys.argv_pack, sys.argv_model = {str(pack)!r}, {str(model)!r}\n"
@@ -106,7 +106,7 @@ def test_decode_steps_are_replayed_and_others_launched(fake_driver: Path, tmp_pa
     first, second = output.splitlines()[-2:]
     stages = ["configure", "memory", "weights", "programs", "graphs", "warm up"]
     assert first == f"{stages} 256 8192 256"
-    assert second == "(1, False, 0) (1, False, 0) (0, True, 0) (0, True, 0)"
+    assert second == "(1, False, 0) (1, False, 0) (0, True, 0) (1, False, 0)"
 
 
 ONE_PHASE = """
