@@ -27,15 +27,12 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from atlas.engine.engine import Engine
 from atlas.engine.messages import SamplingParams
 from atlas.models import family_of, fusion
-from atlas.runtime import loader
-from atlas.runtime.backend import Backend, BoundProgram
 from atlas.runtime.runner import Runner, RunnerOptions
 from atlas.runtime.step import PHASE_DECODE
 from atlas.targets.quant import recipe
@@ -122,20 +119,10 @@ PACKS: dict[tuple[str, str], str] = {}
 """Kernel packs to use instead of what is installed, by model and quant."""
 
 
-def load(model: str, folder: Path, quant: str, made_up: bool = False, **options: Any) -> Runner:
-    """made_up: weights are not the checkpoint's but small random bytes, to time a format that takes long to make."""
+def load(model: str, folder: Path, quant: str, **options: Any) -> Runner:
     packs = (PACKS[model, quant],) if (model, quant) in PACKS else ()
-    with open_checkpoint(folder) as checkpoint, mock.patch.object(loader, "load", _made_up if made_up else loader.load):
+    with open_checkpoint(folder) as checkpoint:
         return Runner.load(checkpoint, RunnerOptions(backend="cuda", quant=quant, kernel_packs=packs, **options))
-
-
-def _made_up(checkpoint: Any, backend: Backend, bound: BoundProgram, *rest: Any) -> int:
-    """As `loader.load`. Every byte is below 0x38: a small finite number in every format, codes and scales alike."""
-    begin, end = bound.plan.regions["weights"]
-    part = np.random.default_rng().integers(0, 0x38, 64 << 20, np.uint8)
-    for offset in range(begin, end, part.nbytes):
-        backend.write(offset, part[: end - offset])
-    return end - begin
 
 
 def generate(engine: Engine, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], float, list[float]]:
@@ -292,12 +279,11 @@ def first_token(model: str, folder: Path, quant: str) -> dict[str, Any]:
     return found
 
 
-def timings(model: str, folder: Path, quant: str, kernels: bool = True, made_up: bool = False) -> dict[str, Any]:
+def timings(model: str, folder: Path, quant: str, kernels: bool = True) -> dict[str, Any]:
     started = time.perf_counter()
-    runner = load(model, folder, quant, made_up, max_context=CONTEXT, max_seqs=128, kv_memory_bytes=40 << 30)
+    runner = load(model, folder, quant, max_context=CONTEXT, max_seqs=128, kv_memory_bytes=40 << 30)
     result: dict[str, Any] = {
         "kernel_set": runner.choice.name,
-        **({"weights": "random bytes"} if made_up else {}),
         "load_seconds": round(time.perf_counter() - started, 2),
         "ledger": {name: round(seconds, 3) for name, seconds in runner.ledger},
         "memory": dict(runner.memory),
@@ -351,7 +337,6 @@ def main() -> int:
     parser.add_argument("--no-timing", action="store_true")
     parser.add_argument("--no-start", action="store_true", help="leave out the start of a process")
     parser.add_argument("--no-kernels", action="store_true", help="leave out the times by kernel")
-    parser.add_argument("--made-up-weights", action="store_true", help="time with random bytes as weights: see load")
     given = parser.parse_args()
     for path in given.packs.glob("*.atlaspack") if given.packs else ():
         model, quant, _ = path.name.rsplit(".", 2)
@@ -381,7 +366,7 @@ def main() -> int:
                     if not given.no_start:
                         case["start"] = first_token(model, whole, quant)
                         print(model, quant, "start", case["start"], flush=True)
-                    case |= timings(model, whole, quant, not given.no_kernels, given.made_up_weights)
+                    case |= timings(model, whole, quant, not given.no_kernels)
             except Exception as error:  # one case's failure must not hide the others' figures
                 case["error"] = f"{type(error).__name__}: {error}"
                 passed = False
