@@ -44,14 +44,16 @@ STEPS = (
 """Phase, rows of each sequence, and the positions of their first ones."""
 
 
-def prepare(folder: Path, hardware: str) -> int:
-    """Write models and packs. The exit code."""
+def prepare(folder: Path, hardware: str, only: list[str]) -> int:
+    """Write models and packs, of `only` NAME.QUANT if it names some. The exit code."""
     for name, (kind, _) in family_models.CASES.items():
         if "moe" in kind:
             print(f"{name}: left out, models with experts have no CUDA kernels yet")
             continue
         model = family_models.write(folder / name, name, SEED)
         for quant in ("bf16", *QUANTS.get(name, ())):
+            if only and f"{name}.{quant}" not in only:
+                continue
             pack = str(model / f"{quant}{SUFFIX}")
             if code := compile_pack([str(model), "--hw", hardware, "--quant", quant, "-o", pack]):
                 return code
@@ -124,11 +126,11 @@ def main() -> int:
     parser.add_argument("--commit", default="")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    only = [name for name in given.only.split(",") if name]
     if given.prepare:
-        return prepare(given.prepare, given.hw)
+        return prepare(given.prepare, given.hw, only)
     smi = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     found: dict[str, Any] = {}
-    only = [name for name in given.only.split(",") if name]
     for pack in sorted(given.run.glob(f"*/*{SUFFIX}")):
         name = f"{pack.parent.name}.{pack.name.removesuffix(SUFFIX)}"
         if only and name not in only:
