@@ -11,13 +11,11 @@ x = ["bf16"]
 weight = ["nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m"]
 out = ["bf16"]
 [limits]
-spills = 32
+spills = 96
 [scratch]
-# Of as many groups of 128 columns as a team has at most.
-bytes = "multiprocessors * (KEPT * 512 * max(max_rows, min(2 * max_rows, 32)) + 4) + 256"
+bytes = "multiprocessors * 2 * 512 * max_rows"
 [knobs]
-THREAD_BLOCKS = "multiprocessors"
-KEPT = "ceil_div(ceil_div(intermediate, 128), multiprocessors // 2) + 1"
+RANGES = "multiprocessors"
 [layouts]
 x = "tiles"
 weight = "frag4_paired"

@@ -1,26 +1,29 @@
 /* atlas
 [launch]
 grid = ["multiprocessors", 1, 1]
-block = "288 + max_rows // 256 * 96"
+block = 288
 shared = "(130 + min(1, max_rows // 64) * 86) * 1024"
 pdl = true
+# Few rows: attention is resident beside it.
+resident = "4 - 3 * min(1, max_rows // 64)"
 [rows]
 up_to = [8, 16, 32, 64, 128, 256]
 [serves]
 x = ["bf16", "f8g128"]
-weight = ["bf16", "f8g128"]
+weight = ["bf16", "f8", "f8g128"]
 [scratch]
-bytes = "multiprocessors * (2 * 512 * max(max_rows, min(2 * max_rows, 32)) + 4) + 256"
+bytes = "multiprocessors * 2 * 512 * max_rows"
 [knobs]
-THREAD_BLOCKS = "multiprocessors"
+RANGES = "multiprocessors"
+TOGETHER = 1
 [layouts]
 x = "tiles"
 weight = "tiles"
 */
 // linear for steps of 1..256 rows: out[r, n] = sum over k of x[r, k] * weight[n, k] + bias[n].
 //
-// x and weight in `tiles` (tiles.cuh), both bf16 or both f8g128; out row-major, f32 or bf16; bias
-// [n] f32 or none. Weights are wgmma's A, 128 rows a thread block, and rows of x its N, so that no
+// x and weight in `tiles` (tiles.cuh), both bf16, or x f8g128 and weight f8 or f8g128; out
+// row-major, f32 or bf16; bias [n] f32 or none. Weights are wgmma's A, 128 rows a thread block, and rows of x its N, so that no
 // part of an instruction is spent on rows that are not there.
 //
 // Split of work: every multiprocessor has one thread block and an equal share of the stream of

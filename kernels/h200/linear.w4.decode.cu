@@ -10,9 +10,9 @@ up_to = [8, 16, 32, 64, 128, 256]
 x = ["bf16"]
 weight = ["nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m"]
 [scratch]
-bytes = "multiprocessors * (2 * 512 * max(max_rows, min(2 * max_rows, 32)) + 4) + 256"
+bytes = "multiprocessors * 2 * 512 * max_rows"
 [knobs]
-THREAD_BLOCKS = "multiprocessors"
+RANGES = "multiprocessors"
 [layouts]
 x = "tiles"
 weight = "frag4"

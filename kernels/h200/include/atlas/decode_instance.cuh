@@ -4,28 +4,36 @@
 #include "atlas/convert.cuh"
 #include "atlas/decode_weights.cuh"
 #include "atlas/instance.h"
-#if !defined(ATLAS_TYPE_WEIGHT_F8G128) && !defined(ATLAS_TYPE_WEIGHT_BF16)
+#if !defined(ATLAS_TYPE_WEIGHT_F8) && !defined(ATLAS_TYPE_WEIGHT_F8G128) && \
+    !defined(ATLAS_TYPE_WEIGHT_BF16)
+#define ATLAS_FOUR_BIT
 #include "atlas/decode_weights4.cuh"
 #include "atlas/weights4.cuh"
 #endif
 
 namespace atlas {
 
-// kTileColumns: columns of a k tile. InstanceWeights of N tokens and kTiles k tiles.
-#if defined(ATLAS_TYPE_WEIGHT_F8G128)
-constexpr int kTileColumns = 128;
-template <int kN, int kTiles>
-using InstanceWeights = F8Weights<kN>;
-static_assert(same_type<types::x, unsigned char>, "x and weight are both f8g128");
+// kTileColumns: columns of a k tile; kPasses over each group of row blocks. InstanceWeights of
+// kTiles k tiles.
+#ifdef ATLAS_FOUR_BIT
+constexpr int kTileColumns = 64, kPasses = 1;
+template <int kTiles>
+using InstanceWeights = FourBitWeights<launch::max_rows, InstanceFormat, kTiles>;
 #else
+constexpr int kPasses = ceil_div(launch::max_rows, 128), kTokens = launch::max_rows / kPasses;
+#ifdef ATLAS_TYPE_WEIGHT_BF16
 constexpr int kTileColumns = 64;
-static_assert(same_type<types::x, __nv_bfloat16>, "x is bf16 where the weight is not f8g128");
-#if defined(ATLAS_TYPE_WEIGHT_BF16)
-template <int kN, int kTiles>
-using InstanceWeights = Bf16Weights<kN>;
+template <int kTiles>
+using InstanceWeights = Bf16Weights<kTokens, knobs::TOGETHER>;
 #else
-template <int kN, int kTiles>
-using InstanceWeights = FourBitWeights<kN, InstanceFormat, kTiles>;
+constexpr int kTileColumns = 128;
+#ifdef ATLAS_TYPE_WEIGHT_F8
+constexpr bool kRowScales = true;
+#else
+constexpr bool kRowScales = false;
+#endif
+template <int kTiles>
+using InstanceWeights = F8Weights<kTokens, knobs::TOGETHER, kRowScales>;
 #endif
 #endif
 

@@ -1,17 +1,19 @@
-// Products of a block of 128 weight rows by a step's tokens, by the format of the weights: what
+// Products of row blocks of 128 weight rows by a step's tokens, by the format of the weights: what
 // decode_product.cuh asks of a format.
 //
-// Two warpgroups share a block, 64 rows each; tokens are wgmma's N. A format is a class template of
-// N with
-//   kTile    bytes of 128 weight rows by one tile of tokens (128 bytes of k), as in memory
-//   kTail    bytes of a row block behind its tiles
-//   kSpan    tiles that one slot of the ring holds, side by side
-//   kUnit    tiles, a multiple of kSpan, at whose multiples ranges of k begin
-//   kScaled  whether tokens are f8g128: a scale a row behind the codes of each tile
-//   kLag     slots whose products may still run when multiply() returns: 0 or 1
-//   sum      fp32, where wgmma.cuh has D: thread (warp w, g, t) holds rows 16 w + g + 8 i of its
-//            warpgroup, tokens 8 j + 2 t + e in sum[4 j + 2 i + e]
-//   clear(), multiply(slot, tiles) for the first `tiles` of a slot, finish(tail)
+// Two warpgroups share a block, 64 rows each; tokens are wgmma's N. A format is a class with
+//   kTokens    N
+//   kTogether  row blocks whose sums a thread has
+//   kTile      bytes of 128 weight rows by one tile of tokens (128 bytes of k), as in memory
+//   kTail      bytes of a row block behind its tiles
+//   kSpan      tiles of each row block that one slot of the ring holds, side by side
+//   kUnit      tiles, a multiple of kSpan, at whose multiples ranges of k begin
+//   kScaled    whether tokens are f8g128: a scale a row behind the codes of each tile
+//   kLag       slots whose products may still run when multiply() returns: 0 or 1
+//   kMovesRegisters  whether a whole warpgroup copies, and gives its registers up
+//   sum        fp32, for each row block as wgmma.cuh has D: thread (warp w, g, t) holds rows 16 w +
+//              g + 8 i of its warpgroup, tokens 8 j + 2 t + e in sum[block][4 j + 2 i + e]
+//   begin(tails), multiply(slot, tiles) for the first `tiles` of a slot, finish(tails)
 //
 // kUnit must not depend on N, nor the order of the arithmetic: every N gives the same bits.
 #pragma once
@@ -21,86 +23,159 @@
 
 namespace atlas {
 
-// One slot of the ring: weights, scales of the tokens (or nothing), tiles of N tokens.
+// One slot of the ring: weights (of further row blocks at multiples of 1,024), scales of the tokens
+// (or nothing), tiles of N tokens.
 struct Slot {
   const unsigned char* weights;
   const float* token_scales;
   const unsigned char* tokens;
 };
 
+__host__ __device__ constexpr int align_up(int bytes, int unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
 constexpr int kWarpgroup = 128;
 __device__ inline int warpgroup() { return threadIdx.x / kWarpgroup; }
 
 // bf16 by bf16: wgmma adds up the whole of k.
-template <int kN>
+template <int kN, int kTogether_>
 struct Bf16Weights {
+  static constexpr int kTokens = kN, kTogether = kTogether_;
   static constexpr int kTile = kTileBytes, kTail = 0, kSpan = 1, kUnit = 1;
   // Few tokens: the ring is short of data, so a slot is given back at once. Many: products overlap.
   static constexpr int kLag = kN < 64 ? 0 : 1;
-  static constexpr bool kScaled = false;
-  float sum[kN / 2];
+  static constexpr bool kScaled = false, kMovesRegisters = false;
+  float sum[kTogether][kN / 2];
 
-  __device__ void clear() {
+  __device__ void begin(const unsigned char* const (& /*tails*/)[kTogether]) {
 #pragma unroll
-    for (float& value : sum) value = 0.0f;
+    for (auto& block : sum) {
+#pragma unroll
+      for (float& value : block) value = 0.0f;
+    }
   }
   __device__ void multiply(const Slot& slot, int /*tiles*/) {
     const auto a = wgmma_descriptor(slot.weights + warpgroup() * (kTileBytes / 2));
     const auto b = wgmma_descriptor(slot.tokens);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) Wgmma<kN>::bf16_ss(sum, a + 2 * i, b + 2 * i, 1);
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int block = 0; block < kTogether; ++block) {
+        Wgmma<kN>::bf16_ss(sum[block], a + block * (kTile / 16) + 2 * i, b + 2 * i, 1);
+      }
+    }
     wgmma_commit();
     wgmma_wait<kLag>();
   }
-  __device__ void finish(const unsigned char* /*tail*/) {
+  __device__ void finish(const unsigned char* const (& /*tails*/)[kTogether]) {
     if constexpr (kLag != 0) wgmma_wait<0>();
-    wgmma_hold(sum);
+#pragma unroll
+    for (auto& block : sum) wgmma_hold(block);
   }
 };
 
-// f8g128 by f8g128: the tensor cores' sum of E4M3 products is short of fp32, so each tile, which is
-// one group of both scales, is summed by itself and added in fp32.
-template <int kN>
+// E4M3 by f8g128: the tensor cores' sum of E4M3 products is short of fp32, so each tile, which is
+// one group of the tokens' scales, is summed by itself and added in fp32. Weights are f8 (a scale a
+// row, behind the row block) or f8g128 (a scale a row and tile, behind the tile).
+template <int kN, int kTogether_, bool kRowScales>
 struct F8Weights {
-  static constexpr int kTile = kTileStride<true>, kTail = 0, kSpan = 1, kUnit = 1, kLag = 0;
-  static constexpr bool kScaled = true;
-  // Tokens whose tile sums are in registers at a time.
-  static constexpr int kPart = kN < 64 ? kN : kN < 256 ? 64 : 32;
-  float sum[kN / 2];
+  static constexpr int kTokens = kN, kTogether = kTogether_;
+  static constexpr int kTile = kTileStride<!kRowScales>, kTail = kRowScales ? kTileScaleBytes : 0;
+  static constexpr int kSpan = 1, kUnit = 1, kLag = 0, kStride = align_up(kTile, 1024);
+  static constexpr bool kScaled = true, kMovesRegisters = kN * kTogether == 256;
+  // Tokens whose tile sums are in registers at a time, and how many such.
+  static constexpr int kMostPart = 128, kMostBuffers = 1;
+  static constexpr int kPart = kN < 64 ? kN : kN * kTogether == 256 ? kMostPart : 64;
+  static constexpr int kParts = kTogether * kN / kPart;
+  static constexpr int kBuffers = kParts > 1 && kMovesRegisters ? kMostBuffers : 1;
+  float sum[kTogether][kN / 2];
 
-  __device__ void clear() {
+  __device__ void begin(const unsigned char* const (&tails)[kTogether]) {
 #pragma unroll
-    for (float& value : sum) value = 0.0f;
-  }
-  __device__ void multiply(const Slot& slot, int /*tiles*/) {
-    const auto a = wgmma_descriptor(slot.weights + warpgroup() * (kTileBytes / 2));
-    const float* row_scales = reinterpret_cast<const float*>(slot.weights + kTileBytes);
-    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, token = threadIdx.x % 4 * 2;
-    const float scale[2] = {row_scales[row], row_scales[row + 8]};
+    for (int block = 0; block < kTogether; ++block) {
 #pragma unroll
-    for (int part = 0; part < kN; part += kPart) {
-      const auto b = wgmma_descriptor(slot.tokens + part * kTileRowBytes);
-      float tile[kPart / 2];
-      wgmma_fence();
+      for (float& value : sum[block]) value = 0.0f;
+      if constexpr (kRowScales) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) Wgmma<kPart>::e4m3_ss(tile, a + 2 * i, b + 2 * i, i > 0);
-      wgmma_commit();
-      wgmma_wait<0>();
-      wgmma_hold(tile);
-#pragma unroll
-      for (int j = 0; j < kPart / 8; ++j) {
-        const float2 tokens =
-            *reinterpret_cast<const float2*>(slot.token_scales + part + 8 * j + token);
-        float* to = sum + part / 2 + 4 * j;
-        to[0] = fmaf(tile[4 * j], scale[0] * tokens.x, to[0]);
-        to[1] = fmaf(tile[4 * j + 1], scale[0] * tokens.y, to[1]);
-        to[2] = fmaf(tile[4 * j + 2], scale[1] * tokens.x, to[2]);
-        to[3] = fmaf(tile[4 * j + 3], scale[1] * tokens.y, to[3]);
+        for (int i = 0; i < 2; ++i) {
+          const float* from = reinterpret_cast<const float*>(tails[block]) + row() + 8 * i;
+          asm volatile("ld.global.f32 %0, [%1];" : "=f"(scale_[block][i]) : "l"(from));
+        }
       }
     }
   }
-  __device__ void finish(const unsigned char* /*tail*/) {}
+  __device__ void multiply(const Slot& slot, int /*tiles*/) {
+    float tile[kBuffers][kPart / 2];
+    if constexpr (kBuffers == 2) start(slot, 0, tile[0]);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      if constexpr (kBuffers == 1) {
+        start(slot, part, tile[0]);
+        wgmma_wait<0>();
+      } else if (part + 1 < kParts) {
+        start(slot, part + 1, tile[(part + 1) % 2]);
+        wgmma_wait<1>();
+      } else {
+        wgmma_wait<0>();
+      }
+      wgmma_hold(tile[part % kBuffers]);
+      add(slot, part, tile[part % kBuffers]);
+    }
+  }
+  __device__ void finish(const unsigned char* const (& /*tails*/)[kTogether]) {
+    if constexpr (kRowScales) {
+#pragma unroll
+      for (int block = 0; block < kTogether; ++block) {
+#pragma unroll
+        for (int i = 0; i < kN / 2; ++i) sum[block][i] *= scale_[block][i / 2 % 2];
+      }
+    }
+  }
+
+ private:
+  float scale_[kTogether][2];  // of rows, if they have one
+
+  __device__ static int row() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
+  __device__ static int block_of(int part) { return part * kPart / kN; }
+  __device__ static int token_of(int part) { return part * kPart % kN; }
+
+  __device__ static void start(const Slot& slot, int part, float (&tile)[kPart / 2]) {
+    const auto a =
+        wgmma_descriptor(slot.weights + block_of(part) * kStride + warpgroup() * (kTileBytes / 2));
+    const auto b = wgmma_descriptor(slot.tokens + token_of(part) * kTileRowBytes);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) Wgmma<kPart>::e4m3_ss(tile, a + 2 * i, b + 2 * i, i > 0);
+    wgmma_commit();
+  }
+  __device__ void add(const Slot& slot, int part, const float (&tile)[kPart / 2]) {
+    const float* token_scales = slot.token_scales + token_of(part) + threadIdx.x % 4 * 2;
+    float* const sums = sum[block_of(part)] + token_of(part) / 2;
+    float scale[2];
+    if constexpr (!kRowScales) {
+      const float* rows =
+          reinterpret_cast<const float*>(slot.weights + block_of(part) * kStride + kTileBytes) +
+          row();
+      scale[0] = rows[0];
+      scale[1] = rows[8];
+    }
+#pragma unroll
+    for (int j = 0; j < kPart / 8; ++j) {
+      const float2 tokens = *reinterpret_cast<const float2*>(token_scales + 8 * j);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float2 by = tokens;
+        if constexpr (!kRowScales) {
+          by.x *= scale[i];
+          by.y *= scale[i];
+        }
+        sums[4 * j + 2 * i] = fmaf(tile[4 * j + 2 * i], by.x, sums[4 * j + 2 * i]);
+        sums[4 * j + 2 * i + 1] = fmaf(tile[4 * j + 2 * i + 1], by.y, sums[4 * j + 2 * i + 1]);
+      }
+    }
+  }
 };
 
 }  // namespace atlas

@@ -18,12 +18,13 @@ struct FourBitWeights {
   static constexpr int kTile = Format::kTile, kTail = Format::kTail;
   static constexpr int kUnit = divisor_up_to(kTiles, 4), kSpan = divisor_up_to(kUnit, kMost);
   static constexpr int kLag = kSpan % 2 == 0 ? 1 : 0;
-  static constexpr bool kScaled = false;
-  float sum[kN / 2];
+  static constexpr bool kScaled = false, kMovesRegisters = kN == 256;
+  static constexpr int kTokens = kN, kTogether = 1;
+  float sum[1][kN / 2];
 
-  __device__ void clear() {
+  __device__ void begin(const unsigned char* const (& /*tails*/)[1]) {
 #pragma unroll
-    for (float& value : sum) value = 0.0f;
+    for (float& value : sum[0]) value = 0.0f;
   }
   __device__ void multiply(const Slot& slot, int /*tiles*/) {
     typename Format::Packed packed = Format::load(slot.weights);
@@ -37,7 +38,7 @@ struct FourBitWeights {
       const auto b = tokens + tile * kN * kTileRowBytes / 16;
       wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < 4; ++step) Wgmma<kN>::bf16_rs(sum, a[step], b + 2 * step, 1);
+      for (int step = 0; step < 4; ++step) Wgmma<kN>::bf16_rs(sum[0], a[step], b + 2 * step, 1);
       wgmma_commit();
       if (kLag == 0 && tile + 1 == kSpan) {
         wgmma_wait<0>();
@@ -46,10 +47,10 @@ struct FourBitWeights {
       }
     }
   }
-  __device__ void finish(const unsigned char* tail) {
+  __device__ void finish(const unsigned char* const (&tails)[1]) {
     wgmma_wait<0>();
-    wgmma_hold(sum);
-    Format::finish(tail, sum);
+    wgmma_hold(sum[0]);
+    Format::finish(tails[0], sum[0]);
   }
 
  private:
@@ -63,12 +64,13 @@ struct FourBitFewTokens {
   static constexpr int kTile = Format::kTile, kTail = Format::kTail;
   static constexpr int kUnit = divisor_up_to(kTiles, 4), kSpan = divisor_up_to(kUnit, kMost);
   static constexpr int kLag = 0;
-  static constexpr bool kScaled = false;
-  float sum[kN / 2];
+  static constexpr bool kScaled = false, kMovesRegisters = kN == 256;
+  static constexpr int kTokens = kN, kTogether = 1;
+  float sum[1][kN / 2];
 
-  __device__ void clear() {
+  __device__ void begin(const unsigned char* const (& /*tails*/)[1]) {
 #pragma unroll
-    for (float& value : sum) value = 0.0f;
+    for (float& value : sum[0]) value = 0.0f;
   }
   __device__ void multiply(const Slot& slot, int /*tiles*/) {
     const int lane = threadIdx.x % 32;
@@ -88,13 +90,15 @@ struct FourBitFewTokens {
         for (int j = 0; j < kN / 8; ++j) {
           unsigned b[4];
           load_matrices(b, chunk[half] + (tile * kN + 8 * j) * kTileRowBytes);
-          multiply_add(sum + 4 * j, a[0], b[0], b[1]);
-          multiply_add(sum + 4 * j, a[1], b[2], b[3]);
+          multiply_add(sum[0] + 4 * j, a[0], b[0], b[1]);
+          multiply_add(sum[0] + 4 * j, a[1], b[2], b[3]);
         }
       }
     }
   }
-  __device__ void finish(const unsigned char* tail) { Format::finish(tail, sum); }
+  __device__ void finish(const unsigned char* const (&tails)[1]) {
+    Format::finish(tails[0], sum[0]);
+  }
 
  private:
   __device__ static void load_matrices(unsigned (&b)[4], unsigned address) {

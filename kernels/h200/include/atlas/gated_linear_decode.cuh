@@ -13,17 +13,22 @@ namespace {
 
 using atlas::ceil_div;
 
-constexpr int kN = launch::max_rows, kColumns = constants::intermediate;
+constexpr int kColumns = constants::intermediate;
 constexpr int kTiles = ceil_div(constants::k, atlas::kTileColumns);
-using Weights = atlas::InstanceWeights<kN, kTiles>;
+using Weights = atlas::InstanceWeights<kTiles>;
+constexpr int kN = Weights::kTokens, kTogether = Weights::kTogether;
 constexpr int kBlockColumns = atlas::kTileRows / 2;
 constexpr int kBlocks = ceil_div(kColumns, kBlockColumns);
+using Split = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES>;
+using Sums = atlas::SharedSums<Split>;
 constexpr bool kF8Out = atlas::same_type<types::out, unsigned char>;
-constexpr int kPair = kF8Out ? 2 : 1;
-using Split = atlas::DecodeSplit<Weights, kN, kBlocks, kTiles, kPair, knobs::THREAD_BLOCKS>;
-using Product = atlas::DecodeProduct<Split, launch::shared>;
-using Sums = atlas::SharedSums<Split, kF8Out ? knobs::KEPT : 2>;
-static_assert(launch::block == atlas::decode_threads(kN), "consumers and those who copy");
+// The largest magnitudes of up to kOwn eights of tokens, by token and warp, twice.
+constexpr int kWarps = atlas::kConsumers / 32;
+constexpr int kLargest = Sums::kOwn * 8 * kWarps, kRest = kF8Out ? 2 * kLargest * 4 : 0;
+using Product = atlas::DecodeProduct<Split, launch::shared, kRest>;
+static_assert(launch::block == atlas::decode_threads(Weights::kMovesRegisters),
+              "consumers and those who copy");
+static_assert(!kF8Out || kTogether == 2, "a thread block has whole groups of 128 columns of out");
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
@@ -36,130 +41,132 @@ __device__ inline float gated(const float* bias, int column, float gate, float u
   return atlas::activate<constants::activation>(gate) * up;
 }
 
-// bf16: sums of tokens 8 j .. as a thread holds them. Eight lanes store 16 bytes of a
-// row.
+// A column's gate and up are rows 8 apart of a row block, so a thread has both: `values` of its
+// column of a block, two tokens.
+__device__ inline void gate(const float* bias, int column, float4 sums, float (&values)[2]) {
+  values[0] = gated(bias, column, sums.x, sums.z);
+  values[1] = gated(bias, column, sums.y, sums.w);
+}
+__device__ inline int column_of(int block) {
+  return block * kBlockColumns + threadIdx.x / 32 * 8 + threadIdx.x % 32 / 4;
+}
+
+// bf16. Eight lanes store 16 bytes of a row.
 template <class Out>
 struct Store {
   const float* bias;
   Out* out;
-  int rows;
+  int rows, group;
 
-  __device__ void operator()(int block, int j, float4 sums) const {
-    constexpr int kOutTiles = ceil_div(kColumns, kBlockColumns);
-    const int lane = threadIdx.x % 32;
-    const int column = block * kBlockColumns + threadIdx.x / 32 * 8 + lane / 4;
-    const float values[2] = {gated(bias, column, sums.x, sums.z),
-                             gated(bias, column, sums.y, sums.w)};
-    if (block >= kBlocks) return;
+  template <int kCount>
+  __device__ void operator()(const int (&eights)[kCount],
+                             const float4 (&sums)[kCount][kTogether]) const {
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int row = 8 * j + lane % 4 * 2 + e;
-      if (row >= rows) break;
-      out[atlas::tiles_offset(row, 2 * column, kOutTiles) / 2] = atlas::from_float<Out>(values[e]);
+    for (int n = 0; n < kCount; ++n) {
+      if (8 * eights[n] >= rows) break;
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int block = group * kTogether + i, column = column_of(block);
+        if (block >= kBlocks) break;
+        float values[2];
+        gate(bias, column, sums[n][i], values);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int row = 8 * eights[n] + threadIdx.x % 4 * 2 + e;
+          if (row >= rows) break;
+          out[atlas::tiles_offset(row, 2 * column, kBlocks) / 2] =
+              atlas::from_float<Out>(values[e]);
+        }
+      }
     }
   }
 };
 
-// f8g128: this thread block's share of a group of 128 columns, eight tokens at a time. `largest`
-// has room for 8 words a warp.
+// f8g128: a group of 128 columns. All consumers call it together.
 template <class Out>
-__device__ inline void finish_f8(const Sums& shared, int group, const float* bias, Out* out,
-                                 int rows, unsigned* largest) {
-  constexpr int kOutTiles = ceil_div(kColumns, 128);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = lane % 4 * 2;
-  const int first = Split::first_team(group);
-  const int sharers = (Split::last_team(group) - first + 1) * kPair;
-  shared.wait(group, 0, kPair);
-  Out* tile = out + atlas::tile_offset<true>(0, group, kOutTiles);
-#pragma unroll 1
-  for (int j = blockIdx.x - first * kPair; 8 * j < rows; j += sharers) {
-    float value[kPair][2];
-    unsigned most[2] = {};
-    const int pairs[2] = {0, 1}, both[2] = {j, j};
-    float4 totals[2];
-    shared.get(group, pairs, both, totals);
+struct StoreF8 {
+  const float* bias;
+  Out* out;  // the group's tile
+  int rows, group;
+  unsigned* largest;
+  int* turn;
+
+  template <int kCount>
+  __device__ void operator()(const int (&eights)[kCount],
+                             const float4 (&sums)[kCount][kTogether]) const {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = lane % 4 * 2;
+    unsigned* const most = largest + *turn * kLargest;
+    *turn ^= 1;  // the barrier below is behind everyone's reads of the turn before
+    float value[kCount][kTogether][2];
 #pragma unroll
-    for (int pair = 0; pair < kPair; ++pair) {
-      const float4 sums = totals[pair];
-      const int column = (group * kPair + pair) * kBlockColumns + 8 * warp + lane / 4;
-      value[pair][0] = gated(bias, column, sums.x, sums.z);
-      value[pair][1] = gated(bias, column, sums.y, sums.w);
+    for (int n = 0; n < kCount; ++n) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) most[e] = max(most[e], atlas::magnitude_bits(value[pair][e]));
-    }
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-#pragma unroll
-      for (int mask = 4; mask < 32; mask *= 2) {
-        most[e] = max(most[e], __shfl_xor_sync(0xFFFFFFFFu, most[e], mask));
+      for (int i = 0; i < kTogether; ++i) {
+        gate(bias, column_of(group * kTogether + i), sums[n][i], value[n][i]);
       }
-      if (lane < 4) largest[8 * warp + token + e] = most[e];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        unsigned mine = 0;
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          mine = max(mine, atlas::magnitude_bits(value[n][i][e]));
+        }
+#pragma unroll
+        for (int mask = 4; mask < 32; mask *= 2) {
+          mine = max(mine, __shfl_xor_sync(0xFFFFFFFFu, mine, mask));
+        }
+        if (lane < 4) most[(8 * n + token + e) * kWarps + warp] = mine;
+      }
     }
     atlas::named_barrier(1, atlas::kConsumers);
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
+    for (int n = 0; n < kCount; ++n) {
+      if (8 * eights[n] >= rows) break;
 #pragma unroll
-      for (int w = 0; w < atlas::kConsumers / 32; ++w) {
-        most[e] = max(most[e], largest[8 * w + token + e]);
-      }
-      const atlas::F8Group scaled(most[e]);
-      const int row = 8 * j + token + e;
-      Out* to =
-          tile + static_cast<size_t>(row / atlas::kTileRows) * kOutTiles * atlas::kTileStride<true>;
+      for (int e = 0; e < 2; ++e) {
+        const auto* four = reinterpret_cast<const uint4*>(most + (8 * n + token + e) * kWarps);
+        const uint4 a = four[0], b = four[1];
+        const atlas::F8Group scaled(
+            max(max(max(a.x, a.y), max(a.z, a.w)), max(max(b.x, b.y), max(b.z, b.w))));
+        const int row = 8 * eights[n] + token + e;
 #pragma unroll
-      for (int pair = 0; pair < kPair; ++pair) {
-        // Four lanes' codes in one word.
-        unsigned code = scaled.code(value[pair][e]);
-        code |= __shfl_down_sync(0xFFFFFFFFu, code, 4) << 8;
-        code |= __shfl_down_sync(0xFFFFFFFFu, code, 8) << 16;
-        if (row < rows && lane / 4 % 4 == 0) {
-          *reinterpret_cast<unsigned*>(
-              to + atlas::in_tile(row % atlas::kTileRows,
-                                  pair * kBlockColumns + 8 * warp + lane / 4)) = code;
+        for (int i = 0; i < kTogether; ++i) {
+          // Four lanes' codes in one word.
+          unsigned code = scaled.code(value[n][i][e]);
+          code |= __shfl_down_sync(0xFFFFFFFFu, code, 4) << 8;
+          code |= __shfl_down_sync(0xFFFFFFFFu, code, 8) << 16;
+          if (row < rows && lane / 4 % 4 == 0) {
+            *reinterpret_cast<unsigned*>(
+                out + atlas::in_tile(row, i * kBlockColumns + 8 * warp + lane / 4)) = code;
+          }
+        }
+        if (row < rows && warp == 0 && lane < 4) {
+          *reinterpret_cast<float*>(out + atlas::kTileBytes + row * 4) = scaled.scale;
         }
       }
-      if (row < rows && warp == 0 && lane < 4) {
-        *reinterpret_cast<float*>(to + atlas::kTileBytes + row % atlas::kTileRows * 4) =
-            scaled.scale;
-      }
     }
-    atlas::named_barrier(1, atlas::kConsumers);
   }
-}
+};
+static_assert(kWarps == 8, "a token's largest magnitudes are two words of four");
 
-// The consumers' part.
 template <class Out>
-__device__ inline void consume(Product& product, Sums& shared, const unsigned char* weights,
+__device__ inline void consume(Product& product, const Sums& shared, const unsigned char* weights,
                                const float* bias, Out* out, int rows) {
-  const int first = product.first_group(), last = product.last_group();
-  if constexpr (kF8Out) {
-    product.consume(weights,
-                    [&](int group, const Weights& sums) { shared.put(group, sums.sum, rows); });
-    auto* largest = reinterpret_cast<unsigned*>(shared_memory + launch::shared - Product::kRest);
-    for (int group = first; group <= last; ++group) {
-      finish_f8(shared, group, bias, out, rows, largest);
+  int turn = 0;
+  product.consume(weights, [&](int group, int pass, float (&sums)[kTogether][kN / 2]) {
+    const int left = min(rows - pass * kN, kN);
+    if constexpr (kF8Out) {
+      constexpr int kOutTiles = ceil_div(kColumns, 128);
+      auto* largest = reinterpret_cast<unsigned*>(shared_memory + launch::shared - kRest);
+      const StoreF8<Out> store{bias,    out + atlas::tile_offset<true>(pass, group, kOutTiles),
+                               left,    group,
+                               largest, &turn};
+      shared.finish(group, pass, sums, left, store);
+    } else {
+      const Store<Out> store{bias, out + atlas::tile_offset(pass, 0, kBlocks) / 2, left, group};
+      shared.finish(group, pass, sums, left, store);
     }
-  } else {
-    const Store<Out> store{bias, out, rows};
-    product.consume(weights, [&](int group, const Weights& sums) {
-      if (product.shares(group)) {
-        shared.put(group, sums.sum, rows);
-        return;
-      }
-      const int block = group * kPair + product.pair();
-#pragma unroll
-      for (int j = 0; j < kN / 8; ++j) {
-        if (8 * j >= rows) break;
-        const float* four = sums.sum + 4 * j;
-        store(block, j, make_float4(four[0], four[1], four[2], four[3]));
-      }
-    });
-    for (int group = first; group <= last; group = group < last ? last : last + 1) {
-      if (!product.shares(group)) continue;
-      shared.finish(group, product.pair(), rows,
-                    [&](int j, float4 sums) { store(group * kPair + product.pair(), j, sums); });
-    }
-  }
+  });
 }
 
 }  // namespace
@@ -173,8 +180,6 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
     product.produce(weights, reinterpret_cast<const unsigned char*>(x));
   } else {
     product.start_consumers();
-    Sums shared(scratch);
-    consume(product, shared, weights, bias, out, *n_rows);
-    shared.leave();
+    consume(product, Sums(scratch), weights, bias, out, *n_rows);
   }
 }

@@ -11,26 +11,40 @@ namespace {
 
 using atlas::ceil_div;
 
-constexpr int kN = launch::max_rows, kColumns = constants::n;
-constexpr int kTiles = ceil_div(constants::k, atlas::kTileColumns);
-using Weights = atlas::InstanceWeights<kN, kTiles>;
+constexpr int kColumns = constants::n, kTiles = ceil_div(constants::k, atlas::kTileColumns);
+using Weights = atlas::InstanceWeights<kTiles>;
+constexpr int kN = Weights::kTokens, kTogether = Weights::kTogether;
 constexpr int kBlocks = ceil_div(kColumns, atlas::kTileRows);
-using Split = atlas::DecodeSplit<Weights, kN, kBlocks, kTiles, 1, knobs::THREAD_BLOCKS>;
-using Product = atlas::DecodeProduct<Split, launch::shared>;
-using Sums = atlas::SharedSums<Split, 2>;
-static_assert(launch::block == atlas::decode_threads(kN), "consumers and those who copy");
+using Split = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES>;
+using Product = atlas::DecodeProduct<Split, launch::shared, 0>;
+using Sums = atlas::SharedSums<Split>;
+static_assert(launch::block == atlas::decode_threads(Weights::kMovesRegisters),
+              "consumers and those who copy");
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
-// Sums of tokens 8 j .. as a thread holds them. Eight lanes store 32 bytes of a row.
+// Stores finished sums of some eights of tokens. Eight lanes store 32 bytes of a row.
 struct Store {
   const float* bias;
   types::out* out;
-  int rows;
+  int rows, group;
 
-  __device__ void operator()(int block, int j, float4 four) const {
+  template <int kCount>
+  __device__ void operator()(const int (&eights)[kCount],
+                             const float4 (&sums)[kCount][kTogether]) const {
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      if (8 * eights[n] >= rows) break;
+#pragma unroll
+      for (int block = 0; block < kTogether; ++block) {
+        store(group * kTogether + block, eights[n], sums[n][block]);
+      }
+    }
+  }
+
+  __device__ void store(int block, int eight, float4 four) const {
     const float sums[4] = {four.x, four.y, four.z, four.w};
-    const int lane = threadIdx.x % 32, row = 8 * j + lane % 4 * 2;
+    const int lane = threadIdx.x % 32, row = 8 * eight + lane % 4 * 2;
     const int column = block * atlas::kTileRows + threadIdx.x / 32 * 16 + lane / 4;
     types::out* to = out + static_cast<size_t>(row) * kColumns + column;
 #pragma unroll
@@ -60,25 +74,11 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
     product.produce(weights, reinterpret_cast<const unsigned char*>(x));
   } else {
     product.start_consumers();
-    Sums shared(scratch);
-    const Store store{bias, out, rows};
-    product.consume(weights, [&](int group, const Weights& sums) {
-      if (product.shares(group)) {
-        shared.put(group, sums.sum, rows);
-        return;
-      }
-#pragma unroll
-      for (int j = 0; j < kN / 8; ++j) {
-        if (8 * j >= rows) break;
-        const float* four = sums.sum + 4 * j;
-        store(group, j, make_float4(four[0], four[1], four[2], four[3]));
-      }
+    const Sums shared(scratch);
+    product.consume(weights, [&](int group, int pass, float (&sums)[kTogether][kN / 2]) {
+      const int before = pass * kN, left = min(rows - before, kN);
+      const Store store{bias, out + static_cast<size_t>(before) * kColumns, left, group};
+      shared.finish(group, pass, sums, left, store);
     });
-    const int first = product.first_group(), last = product.last_group();
-    for (int group = first; group <= last; group = group < last ? last : last + 1) {
-      if (!product.shares(group)) continue;
-      shared.finish(group, 0, rows, [&](int j, float4 sums) { store(group, j, sums); });
-    }
-    shared.leave();
   }
 }

@@ -1,16 +1,15 @@
-// Groups of row blocks of which several teams have a part (decode_product.cuh): each writes its
-// sums to scratch and finishes a share of the group, adding the parts up in the order of k.
+// Groups of row blocks of which several ranges have a part (decode_product.cuh): parts meet in
+// scratch and are added up in the order of k.
 //
-// Scratch holds one word per thread block, zero at load, and behind them kKept parts per thread
-// block, each of 128 x N sums as the threads held them. How a reader knows that a part is there:
-// - numbered, up to 16 tokens: a sum and the number of the launch share 64 bits, and the reader
-// reads
-//   until the number is this launch's. One trip to the L2 cache each way; the block's word counts
-//   launches.
-// - flagged: fp32 alone, and the block's word counts parts, kKept a launch. Half the bytes, but a
-//   fence before the flag and a trip for it.
-// H200, Llama-3-8B's products, us a product numbered and flagged: 29.7, 30.5 at 8 tokens in bf16,
-// 18.6, 20.0 in f8g128; 34.3, 33.2 and 23.3, 22.5 at 32; 57, 49 and 45, 39 at 128.
+// A range's first group is the last that it sums, so all ranges that a group is the first of
+// finish it together, each for every so many tokens. A range that merely begins the group has
+// left its part in scratch before. Of two parts that makes one addition by one thread block, and
+// nobody waits.
+//
+// How a reader knows that a part is there: scratch is zero when a launch begins, a sum is stored
+// with all its bits inverted, so that it never is zero (arithmetic makes no NaN whose bits are all
+// ones), and whoever has read it writes zero again. No flags, no fences: one trip to the L2 cache
+// each way.
 //
 // Thread blocks wait for one another, so all must be resident: a launch has one per multiprocessor.
 #pragma once
@@ -19,196 +18,210 @@
 
 namespace atlas {
 
-// kKept is 2, a team's first and last groups, or, where whole groups are kept too, as many as a
-// range may touch.
-template <class Split, int kKept>
+template <class Split>
 class SharedSums {
  public:
-  static constexpr int kN = Split::kN, kPair = Split::kPair;
-  static constexpr bool kNumbered = kN <= 16;
+  static constexpr int kN = Split::kN, kTogether = Split::kTogether;
+  // Eights of tokens whose sums are given out at a time.
+  static constexpr int kMostOwn = kN * kTogether <= 32    ? 1
+                                  : kN * kTogether < 128  ? 4
+                                  : kN * kTogether == 128 ? 2
+                                                          : kTogether;
+  static constexpr int kOwn = kN / 8 < kMostOwn ? kN / 8 : kMostOwn;
+  static constexpr int kMostShared = kN >= 128 ? 4 : kN / 32;
+  static constexpr int kShared = kMostShared / kTogether < 1 ? 1 : kMostShared / kTogether;
 
-  // The consumers, once inputs are there.
   __device__ explicit SharedSums(unsigned char* scratch)
-      : words_(reinterpret_cast<unsigned*>(scratch)),
-        parts_(scratch + align_up(Split::kTeams * kPair * 4, 256)),
-        team_(blockIdx.x / kPair),
-        count_(team_ < Split::kTeams ? __ldcg(words_ + blockIdx.x) : 0) {}
+      : parts_(reinterpret_cast<uint4*>(scratch) + threadIdx.x) {}
 
-  // This thread block's part of a group.
-  __device__ void put(int group, const float (&sum)[kN / 2], int rows) const {
-    const int kept = kept_at(team_, group);
-    Four* to = part(blockIdx.x, kept) + threadIdx.x;
+  // The sums of this thread block's range and of the others that have a part of the group, to
+  // give(eights, sums) for `rows` tokens: sums[n][block] are those of tokens 8 * eights[n] .. as a
+  // thread holds them. Others give the rest. `sum` is used up.
+  template <class Give>
+  __device__ void finish(int group, int pass, float (&sum)[kTogether][kN / 2], int rows,
+                         Give give) const {
+    const int range = blockIdx.x, first = Split::first_range(group);
+    const int last = Split::last_range(group);
+    // Whether the first range has begun the group before it came to its own first.
+    const bool begun = first != last && Split::first_group(first) < group;
+    const int finishers = last - first + (begun ? 0 : 1);
+    if (finishers > 1 || range < last) {
+      put(part(range, begun && range == first, pass), sum, rows);
+      if (begun && range == first) return;
+    }
+    if (finishers == 1) {
+      give_own(begun ? part(first, true, pass) : nullptr, sum, rows, give);
+    } else {
+      give_shared(first, last, begun, pass, rows, give);
+    }
+  }
+
+ private:
+  // Parts that are read at a time: a group has 2 to 6 in the products of 8B models.
+  static constexpr int kAtOnce = kN <= 32 ? 4 : 12 / (kShared * kTogether);
+  // Of four sums a thread: of a row block, of a part, from a range to the next.
+  static constexpr int kBlock = kN / 8 * kConsumers, kPart = Split::kPasses * kTogether * kBlock;
+  static constexpr int kRange = 2 * kPart;
+
+  // What a range has of a group that it begins, or of its first.
+  __device__ uint4* part(int range, bool begun, int pass) const {
+    return parts_ + static_cast<size_t>(range) * kRange + (begun ? kPart : 0) +
+           pass * (kTogether * kBlock);
+  }
+
+  __device__ static void put(uint4* to, const float (&sum)[kTogether][kN / 2], int rows) {
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
       if (8 * j >= rows) break;
-      store(to + j * kFours * kConsumers, sum + 4 * j);
-    }
-    if constexpr (!kNumbered) {
-      named_barrier(1, kConsumers);
-      if (threadIdx.x == 0) publish(kept + 1);
-    }
-  }
-
-  // Waits for the parts that thread blocks first_pair .. + pairs - 1 of each team have of a group.
-  __device__ void wait(int group, int first_pair, int pairs) const {
-    if constexpr (kNumbered) return;
-    const int first = Split::first_team(group), count = Split::last_team(group) - first + 1;
-    for (int i = threadIdx.x; i < count * pairs; i += kConsumers) {
-      const int team = first + i / pairs;
-      const unsigned* word = words_ + team * kPair + first_pair + i % pairs;
-      const unsigned wanted = count_ + kept_at(team, group) + 1;
-      unsigned found;
-      do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(word) : "memory");
-      } while (static_cast<int>(found - wanted) < 0);
-    }
-    named_barrier(1, kConsumers);
-  }
-
-  // After wait(): for each of kCount (row block `pair` of the group, tokens 8 j ..) the sums that
-  // this thread's place held, added up over the teams. All reads are under way together.
-  template <int kCount>
-  __device__ void get(int group, const int (&pair)[kCount], const int (&j)[kCount],
-                      float4 (&total)[kCount]) const {
-    constexpr int kAtOnce = 6 / kCount;  // a group has 2 to 6 parts in the products of 8B models
-    const int first = Split::first_team(group), last = Split::last_team(group);
-    const int first_kept = kept_at(first, group);
 #pragma unroll
-    for (float4& sums : total) sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 1
-    for (int start = first; start <= last; start += kAtOnce) {
-      Four found[kCount][kAtOnce][kFours];
-      const auto from = [&](int c, int i) {
-        // Every team but the first has the group as its own first.
-        const int kept = i == 0 && start == first ? first_kept : 0;
-        return part((start + i) * kPair + pair[c], kept) + j[c] * kFours * kConsumers + threadIdx.x;
-      };
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (start + i > last) break;
-#pragma unroll
-        for (int c = 0; c < kCount; ++c) load(from(c, i), found[c][i]);
+      for (int block = 0; block < kTogether; ++block) {
+        const float* four = sum[block] + 4 * j;
+        store(
+            to + block * kBlock + j * kConsumers,
+            make_uint4(inverted(four[0]), inverted(four[1]), inverted(four[2]), inverted(four[3])));
       }
+    }
+  }
+  // The addition makes the one NaN that arithmetic makes of any other.
+  __device__ static unsigned inverted(float sum) { return ~__float_as_uint(sum + 0.0f); }
+
+  // Everything, from this range's sums and, if there is one, the part before. A loop that moves
+  // registers along: unrolled, its code takes longer to come than to run.
+  template <class Give>
+  __device__ static void give_own(uint4* before, float (&sum)[kTogether][kN / 2], int rows,
+                                  Give give) {
+    uint4 next[kOwn][kTogether] = {};
+    const auto ask = [&](int start) {
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (start + i > last) break;
+      for (int n = 0; n < kOwn; ++n) {
+        const bool wanted = before != nullptr && 8 * (start + n) < rows;
 #pragma unroll
-        for (int c = 0; c < kCount; ++c) {
-          while (!fresh(found[c][i])) load(from(c, i), found[c][i]);
-          add(total[c], found[c][i]);
+        for (int block = 0; block < kTogether; ++block) {
+          load(next[n][block], before + block * kBlock + (start + n) * kConsumers, wanted);
+        }
+      }
+    };
+    ask(0);
+#pragma unroll 1
+    for (int start = 0; 8 * start < rows; start += kOwn) {
+      int eights[kOwn];
+      float4 sums[kOwn][kTogether];
+#pragma unroll
+      for (int n = 0; n < kOwn; ++n) {
+        eights[n] = start + n;
+#pragma unroll
+        for (int block = 0; block < kTogether; ++block) {
+          const float* four = sum[block] + 4 * n;
+          sums[n][block] = make_float4(four[0], four[1], four[2], four[3]);
+          if (before != nullptr && 8 * eights[n] < rows) {
+            uint4* from = before + block * kBlock + eights[n] * kConsumers;
+            while (!there(next[n][block])) load(next[n][block], from, true);
+            add(sums[n][block], next[n][block]);
+            store(from, uint4{});
+          }
+        }
+      }
+      ask(start + kOwn);
+      give(eights, sums);
+      if constexpr (kOwn < kN / 8) {
+#pragma unroll
+        for (int block = 0; block < kTogether; ++block) {
+#pragma unroll
+          for (int i = 0; i + 4 * kOwn < kN / 2; ++i) sum[block][i] = sum[block][i + 4 * kOwn];
         }
       }
     }
   }
 
-  // A share of a group's row block: store(j, sums) for some tokens 8 j .., as this thread held
-  // them.
-  template <class Store>
-  __device__ void finish(int group, int pair, int rows, Store store) const {
-    constexpr int kCount = kN < 64 ? 1 : 2;
-    wait(group, pair, 1);
-    const int first = Split::first_team(group), count = Split::last_team(group) - first + 1;
+  // This thread block's share of the tokens, from all parts in scratch. All reads are under way
+  // together; while a part is missing, only that is asked for.
+  template <class Give>
+  __device__ void give_shared(int first, int last, bool begun, int pass, int rows,
+                              Give give) const {
+    const int finishers = last - first + (begun ? 0 : 1), eights_in_use = (rows + 7) / 8;
 #pragma unroll 1
-    for (int start = team_ - first; 8 * start < rows; start += kCount * count) {
-      int j[kCount], pairs[kCount];
-      float4 total[kCount];
+    for (int start = blockIdx.x - first - (begun ? 1 : 0); start < eights_in_use;
+         start += kShared * finishers) {
+      int eights[kShared];
+      float4 sums[kShared][kTogether];
 #pragma unroll
-      for (int c = 0; c < kCount; ++c) {
-        pairs[c] = pair;
-        j[c] = start + c * count;
-        if (8 * j[c] >= rows) j[c] = start;  // read again, stored once
+      for (int n = 0; n < kShared; ++n) {
+        eights[n] = start + n * finishers;
+#pragma unroll
+        for (int block = 0; block < kTogether; ++block) {
+          sums[n][block] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);  // adding to it changes nothing
+        }
       }
-      get(group, pairs, j, total);
-#pragma unroll
-      for (int c = 0; c < kCount; ++c) {
-        if (c == 0 || j[c] != start) store(j[c], total[c]);
-      }
-    }
-  }
-
-  // The last thing: the word counts this launch as over.
-  __device__ void leave() const {
-    if (threadIdx.x == 0 && team_ < Split::kTeams) publish(kNumbered ? 1 : kKept);
-  }
-
- private:
-  // Four sums in 16 bytes, or, with numbers, in two times 16, kConsumers apart.
-  using Four = uint4;
-  static constexpr int kFours = kNumbered ? 2 : 1;
-  static constexpr int kPartFours = kN / 8 * kFours * kConsumers;
-
-  __device__ static int kept_at(int team, int group) {
-    const int kept = group - Split::first_group(team);
-    return kept < kKept ? kept : kKept - 1;
-  }
-  __device__ Four* part(int block, int kept) const {
-    return reinterpret_cast<Four*>(parts_) + static_cast<size_t>(block * kKept + kept) * kPartFours;
-  }
-  __device__ unsigned number() const { return count_ + 1; }
-
-  __device__ void store(Four* to, const float* sums) const {
-    if constexpr (kNumbered) {
-#pragma unroll
-      for (int i = 0; i < kFours; ++i) {
-        // Each 64-bit half is written and read as a whole.
-        const auto word = [&](float value) {
-          return static_cast<unsigned long long>(number()) << 32 | __float_as_uint(value);
+#pragma unroll 1
+      for (int from = first; from <= last; from += kAtOnce) {
+        uint4* const parts = part(from, false, pass);
+        const int offset = begun && from == first ? kPart : 0;
+        const auto at = [&](int i, int n, int block) {
+          return parts + (i == 0 ? offset : i * kRange) + block * kBlock + eights[n] * kConsumers;
         };
-        asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %2};" ::"l"(to + i * kConsumers),
-                     "l"(word(sums[2 * i])), "l"(word(sums[2 * i + 1]))
-                     : "memory");
+        const auto wanted = [&](int i, int n) {
+          return i <= last - from && eights[n] < eights_in_use;
+        };
+        uint4 found[kAtOnce][kShared][kTogether] = {};
+        for (;;) {
+          each([&](int i, int n, int block) {
+            load(found[i][n][block], at(i, n, block), wanted(i, n) && !there(found[i][n][block]));
+          });
+          const uint4* missing = nullptr;
+          each([&](int i, int n, int block) {
+            if (wanted(i, n) && !there(found[i][n][block])) missing = at(i, n, block);
+          });
+          if (missing == nullptr) break;
+          uint4 awaited = {};
+          do {
+            load(awaited, missing, true);
+          } while (!there(awaited));
+        }
+        each([&](int i, int n, int block) {
+          if (!wanted(i, n)) return;
+          add(sums[n][block], found[i][n][block]);
+          store(at(i, n, block), uint4{});
+        });
       }
-    } else {
-      __stcg(to, make_uint4(__float_as_uint(sums[0]), __float_as_uint(sums[1]),
-                            __float_as_uint(sums[2]), __float_as_uint(sums[3])));
-    }
-  }
-  __device__ static void load(const Four* from, Four (&to)[kFours]) {
-    if constexpr (kNumbered) {
-#pragma unroll
-      for (int i = 0; i < kFours; ++i) {
-        unsigned long long a, b;
-        asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
-                     : "=l"(a), "=l"(b)
-                     : "l"(from + i * kConsumers)
-                     : "memory");
-        to[i] = make_uint4(static_cast<unsigned>(a), static_cast<unsigned>(a >> 32),
-                           static_cast<unsigned>(b), static_cast<unsigned>(b >> 32));
-      }
-    } else {
-      to[0] = __ldcg(from);
-    }
-  }
-  __device__ bool fresh(const Four (&found)[kFours]) const {
-    if constexpr (!kNumbered) return true;
-    bool all = true;
-#pragma unroll
-    for (int i = 0; i < kFours; ++i) all = all && found[i].y == number() && found[i].w == number();
-    return all;
-  }
-  __device__ static void add(float4& total, const Four (&found)[kFours]) {
-    const Four& a = found[0];
-    const Four& b = found[kFours - 1];
-    total.x += __uint_as_float(a.x);
-    total.y += __uint_as_float(kNumbered ? a.z : a.y);
-    total.z += __uint_as_float(kNumbered ? b.x : a.z);
-    total.w += __uint_as_float(kNumbered ? b.z : a.w);
-  }
-  __device__ void publish(unsigned count) const {
-    if constexpr (kNumbered) {
-      words_[blockIdx.x] = count_ + count;
-    } else {
-      __threadfence();
-      asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(words_ + blockIdx.x),
-                   "r"(count_ + count)
-                   : "memory");
+      give(eights, sums);
     }
   }
 
-  unsigned* words_;
-  unsigned char* parts_;
-  int team_;
-  unsigned count_;  // the word at the start
+  template <class Visit>
+  __device__ static void each(Visit visit) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+      for (int n = 0; n < kShared; ++n) {
+#pragma unroll
+        for (int block = 0; block < kTogether; ++block) visit(i, n, block);
+      }
+    }
+  }
+  __device__ static void add(float4& to, const uint4& part) {
+    to.x += __uint_as_float(~part.x);
+    to.y += __uint_as_float(~part.y);
+    to.z += __uint_as_float(~part.z);
+    to.w += __uint_as_float(~part.w);
+  }
+  __device__ static bool there(const uint4& four) {
+    return min(min(four.x, four.y), min(four.z, four.w)) != 0;
+  }
+  __device__ static void store(uint4* to, const uint4& four) {
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(four.x),
+                 "r"(four.y), "r"(four.z), "r"(four.w)
+                 : "memory");
+  }
+  __device__ static void load(uint4& to, const uint4* from, bool wanted) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
+        "@p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+        : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
+        : "l"(from), "r"(static_cast<unsigned>(wanted))
+        : "memory");
+  }
+
+  uint4* parts_;  // as this thread sees them
 };
 
 }  // namespace atlas
