@@ -12,40 +12,33 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
     """out[r] = x[r], rounded once: to the element type, or to a format as load-time quantisation does on the host
     (atlas/weights/quantizers.py), bit for bit.
 
-    Of f8g128, SHARED_ROWS rows share their scales. x is row-major whatever the hardware; out lies as products read it.
-    fault becomes 1 if a value is not finite; otherwise it stays as it is. The row of such a value is NaN in f8 and
-    f8g128, and anything in a format of 4 bits.
+    x is row-major whatever the hardware; out lies as products read it. fault becomes 1 if a value is not finite;
+    otherwise it stays as it is. The row of such a value is NaN in f8, and anything in a format of 4 bits.
     """
     rows, out = dims["rows"], arrays["out"]
     x = arrays["x"][:rows].astype(np.float32)
-    if not hasattr(out, "write"):
+    format = getattr(out, "format", None)  # of a block format (atlas/weights/quantized.py)
+    if format is None or format.element == "e4m3":
         out[:rows] = x
-    elif out.format.element == "e4m3":  # a block format (atlas/weights/quantized.py)
-        out.write(slice(rows), x, SHARED_ROWS if out.format.name == "f8g128" else 1)
     else:
         from atlas.weights.quantized import to_rows
         from atlas.weights.quantizers import quantize_rows
 
         finite = np.where(np.isfinite(x).all(axis=1, keepdims=True), x, np.float32(0))
-        out.raw[:rows] = to_rows(quantize_rows(finite, out.format.name), out.format.name)
+        out.raw[:rows] = to_rows(quantize_rows(finite, format.name), format.name)
     if "fault" in arrays and not np.isfinite(x).all():
         arrays["fault"][0] = 1
 
-
-SHARED_ROWS = 128
-"""Rows of a weight made f8g128 at load that share scales, in the order in which they are stored. E4M3 numbers have one
-relative precision at any scale, and products of prompts add blocks of one scale a third faster than rows with scales of
-their own (docs/kernels/ledger.md)."""
 
 LOAD_ROWS = Op(
     name="load_rows",
     operands=(
         Operand("x", ("rows", "k"), FLOAT),
-        Operand("out", ("rows", "k"), ("bf16", "f8", "f8g128", "nvfp4", "i4g32b"), "out"),
+        Operand("out", ("rows", "k"), ("bf16", "f8", "nvfp4", "i4g32b"), "out"),
         Operand("fault", (1,), ("i32",), "inout", optional=True),
     ),
     dims=("rows",),
     constants=("k",),
     reference=reference,
-    tolerance=dict.fromkeys(("bf16", "f8", "f8g128", "nvfp4", "i4g32b", "i32"), EXACT),
+    tolerance=dict.fromkeys(("bf16", "f8", "nvfp4", "i4g32b", "i32"), EXACT),
 )

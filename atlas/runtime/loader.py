@@ -23,7 +23,6 @@ from atlas.runtime.uploads import Slot, Uploads
 from atlas.targets.formats import FORMATS
 from atlas.weights import Checkpoint
 from atlas.weights.checkpoint import TensorInfo
-from atlas.weights.fragments import paired_rows
 from atlas.weights.layouts import LAYOUTS, Layout
 from atlas.weights.quantized import QuantizedArray, concatenate
 from atlas.weights.quantizers import quantize_rows, refuse
@@ -222,24 +221,11 @@ class _Run:
 
     def pack(self, checkpoint: Checkpoint) -> Array:
         """The run's bytes as they are stored."""
-        infos = [checkpoint.tensors[name] for name in self.source.tensors]
-        if self.buffer.dtype == "f8g128" and infos and all(info.scheme is None for info in infos):
-            return self.layout.pack(self._shared(checkpoint), self.buffer.dtype)
         parts = [_assemble(checkpoint, self.buffer, self.source, span.start, span.stop) for span in self.spans]
         quantised = [part for part in parts if isinstance(part, QuantizedArray)]
         plain = [part for part in parts if not isinstance(part, QuantizedArray)]
         part = concatenate(quantised) if quantised else np.concatenate(plain) if len(plain) > 1 else plain[0]
         return self.layout.pack(part, self.buffer.dtype)
-
-    def _shared(self, checkpoint: Checkpoint) -> QuantizedArray:
-        """The run's floats in f8g128, whose scales rows share in the order in which they are stored."""
-        parts = [part for span in self.spans for part in _parts(self.buffer, self.source, span)]
-        rows = np.concatenate([checkpoint.read(tensor, taken).astype(np.float32) for tensor, taken in parts])
-        order = paired_rows(len(rows)) if self.layout.paired else np.arange(len(rows))
-        order = order[order >= 0]
-        array = quantize_rows(rows[order], "f8g128", self.buffer.name).to_format("f8g128")
-        back = np.argsort(order)
-        return dataclasses.replace(array, codes=array.codes[back], scales=array.scales[back])
 
 
 def _pack_into(slot: Slot, run: _Run, checkpoint: Checkpoint) -> None:

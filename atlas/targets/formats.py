@@ -127,7 +127,7 @@ ROLE_FORMATS = {
     "int4": ("i4g32b", "i4g32", "i4g32z", "i4g32m"),
     "int4m": ("i4g32m", *(name for name in INTEGER_FORMATS if name != "i4g32m")),
     "int8": INTEGER_FORMATS,
-    "fp8": ("f8g128",),
+    "fp8": ("f8", "f8g128"),
     "nvfp4": ("nvfp4",),
     "stored": ("bf16", *INTEGER_FORMATS),
 }

@@ -17,13 +17,13 @@ SMALLEST = np.float32(2.0**-100)
 """A group whose largest magnitude is below this counts as zeros: 448 / a would overflow not far beneath it."""
 
 
-def round_rows(rows: Array, format: Format, shared: int = 1) -> tuple[Array, Array]:
+def round_rows(rows: Array, format: Format) -> tuple[Array, Array]:
     """float32 [rows, k] -> E4M3 codes [rows, format.columns(k)] and float32 scales [rows, groups].
 
     Of each group of columns (those past k count as zeros), in fp32: a = max |x|, code = E4M3(x * (448 / a)), nearest,
     ties to even, saturating; scale = a / 448. Both quotients are rounded to nearest. A group with `a` below 2^-100 is
     zeros with scale 0; one with a NaN or an infinity has scale NaN and codes 0, so that whatever is multiplied with
-    the row becomes NaN. shared: rows, counted from the first, whose groups are one (of weights).
+    the row becomes NaN.
     """
     n, k = rows.shape
     groups, columns = format.groups(k), format.columns(k)
@@ -33,8 +33,6 @@ def round_rows(rows: Array, format: Format, shared: int = 1) -> tuple[Array, Arr
         x[:, :k] = rows
     x = x.reshape(n, groups, columns // groups)
     largest = np.maximum(x.max(-1, initial=0.0), -x.min(-1, initial=0.0))  # NaN wins
-    if shared > 1 and n:
-        largest = np.repeat(np.maximum.reduceat(largest, np.arange(0, n, shared)), shared, axis=0)[:n]
     finite = np.isfinite(largest)
     used = finite & (largest >= SMALLEST)
     factor = LARGEST / np.where(used, largest, np.float32(1))

@@ -328,13 +328,9 @@ class BlockArray:
 
     def __setitem__(self, rows: Any, values: Array) -> None:
         """Write rows of float32 values, rounded (atlas/weights/e4m3.py)."""
-        self.write(rows, values)
-
-    def write(self, rows: Any, values: Array, shared: int = 1) -> None:
-        """As assignment; `shared` rows have their scales in common."""
         if self.format.element != "e4m3":
             raise BuildError(f"format {self.format.name}", "a kernel's output in it", "f8, f8g128 or floats")
-        codes, scales = round_rows(np.asarray(values, np.float32), self.format, shared)
+        codes, scales = round_rows(np.asarray(values, np.float32), self.format)
         self.raw[rows] = np.concatenate([codes.view(np.uint8), _bytes(scales, "f32")], axis=1)
 
     def copy(self) -> BlockArray:

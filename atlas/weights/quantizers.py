@@ -20,7 +20,6 @@ import ml_dtypes
 import numpy as np
 
 from atlas.errors import BuildError, CheckpointError
-from atlas.ops.load_rows import SHARED_ROWS
 from atlas.targets.formats import FORMATS, GROUP
 from atlas.weights.e4m3 import round_rows
 from atlas.weights.quantized import E2M1, Array, QuantizedArray
@@ -100,7 +99,7 @@ def quantize_rows(values: Array, format: str, name: str = "weight") -> Quantized
 def _fp8_rows(values: Array, format: str, name: str) -> QuantizedArray:
     """The rounding of activations, for weights too, as op load_rows has it: a GPU makes both by one arithmetic."""
     rows, k = np.asarray(values, np.float32), values.shape[1]
-    codes, scales = round_rows(rows, FORMATS[format], SHARED_ROWS if format == "f8g128" else 1)
+    codes, scales = round_rows(rows, FORMATS[format])
     if not np.isfinite(scales).all():
         refuse(rows, 0, 0, name)
     return QuantizedArray("e4m3", codes[:, :k], scales, (1, FORMATS[format].group or max(k, 1)))

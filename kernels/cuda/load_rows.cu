@@ -53,9 +53,7 @@ __device__ inline void store_row(const types::x* x, T* out, int row, unsigned la
     float values[1][4];
     atlas::load_row_quad<false, kK>(x, row, quad, values[0]);
     if constexpr (kF8) {
-      const auto& v = values[0];
-      *reinterpret_cast<unsigned*>(out + F8Layout::at(row, 4 * quad)) =
-          group.codes(v[0], v[1]) | group.codes(v[2], v[3]) << 16;
+      *reinterpret_cast<unsigned*>(out + F8Layout::at(row, 4 * quad)) = group.codes(values[0]);
     } else {
       Out(out, row).template store<1, 1>(quad, values);
     }

@@ -118,23 +118,30 @@ def test_nvfp4_made_at_load_has_a_scale_for_each_row() -> None:
         assert np.abs(back[row] - values[row]).max() <= np.abs(values[row]).max() / 6 * 1.07
 
 
-def test_fp8_made_at_load_has_scales_that_128_rows_share() -> None:
-    """So a run of rows that begins at a multiple of 128 needs no other rows, and gives the same codes."""
-    values = np.random.default_rng().standard_normal((300, 200)).astype(np.float32)
-    values[:128] *= 1e-3
-    values[130] = 0
-    array = quantize_rows(values, "f8g128")
+@pytest.mark.parametrize("format, size", [("f8", 200), ("f8g128", 128)])
+def test_fp8_rows_have_scales_of_their_own(format: str, size: int) -> None:
+    """Of the largest value in each group; each code is within half a step of its value."""
+    values = np.random.default_rng().standard_normal((40, 200)).astype(np.float32)
+    values *= 10.0 ** np.random.default_rng().integers(-20, 20, (40, 1)).astype(np.float32)
+    values[7] = 0
+    array = quantize_rows(values, format)
     back = array.dequantize()
-    for row in range(0, 300, 128):
-        for group, column in enumerate((0, 128)):
-            block = values[row : row + 128, column : column + 128]
-            scale = np.abs(block).max() / np.float32(448)
-            assert (array.scales[row : row + 128, group] == scale).all()
+    for row in range(40):
+        for group, column in enumerate(range(0, 200, size)):
+            part = values[row, column : column + size]
+            scale = np.abs(part).max() / np.float32(448)
+            assert array.scales[row, group] == scale
             # Half a step of three bits of fraction, or of the smallest number.
-            error = np.abs(back[row : row + 128, column : column + 128] - block)
-            assert (error <= np.maximum(np.abs(block) * 2.0**-4 * 1.0001, scale * 2.0**-10 * 1.0001)).all()
-        run = quantize_rows(values[row : row + 128], "f8g128").dequantize()
-        np.testing.assert_array_equal(run, back[row : row + 128])
+            error = np.abs(back[row, column : column + size] - part)
+            assert (error <= np.maximum(np.abs(part) * 2.0**-4 * 1.0001, scale * 2.0**-10 * 1.0001)).all()
+
+
+@pytest.mark.parametrize("format", ["f8", "f8g128", "nvfp4", "i4g32b"])
+def test_a_value_that_is_not_finite_is_named(format: str) -> None:
+    values = np.random.default_rng().standard_normal((9, 96)).astype(np.float32)
+    values[4, 70] = -np.inf
+    with pytest.raises(CheckpointError, match=r"tensor q_proj: -inf at row 4, column 70; accepted: finite values"):
+        quantize_rows(values, format, "q_proj")
 
 
 def test_nvfp4_reciprocal_is_what_a_reader_divides_by() -> None:

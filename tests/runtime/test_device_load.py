@@ -194,6 +194,6 @@ def test_the_build_compiles_what_loading_runs() -> None:
     from atlas.targets.resolution import facts
     from tests.contract.harness import KERNELS
 
-    for quant, dtype in (("bf16", "bf16"), ("fp8", "f8g128")):
+    for quant, dtype in (("bf16", "bf16"), ("fp8", "f8")):
         keys = closure(facts(KERNELS)["llama-3-8b"], quant)
         assert load_program.key(dtype, 4096) in keys and load_program.key(dtype, 14336) in keys

@@ -24,7 +24,9 @@ Q8_0 = Scheme("i8", (1, 32), "f16")
 Q6_K = Scheme("i8", (1, 16), "f32")
 AWQ = Scheme("u4", (1, 128), "f16", zero=True)
 BF16_SCALES = Scheme("u4", (1, 128), "bf16", bias=8)
-FP8_BLOCKS, FP8_TENSOR, MXFP8 = (Scheme("e4m3", group, "f32") for group in ((128, 128), (0, 0), (1, 32)))
+FP8_BLOCKS, FP8_TENSOR, FP8_CHANNEL, MXFP8 = (
+    Scheme("e4m3", group, "f32") for group in ((128, 128), (0, 0), (1, 0), (1, 32))
+)
 NVFP4 = Scheme("e2m1", (1, 16), "e4m3", global_scale=True)
 MXFP4 = Scheme("e2m1", (1, 32), "e8m0")
 FLOAT = None
@@ -69,6 +71,7 @@ def chosen(role: str, *parts: Scheme | None, beside: Scheme | None = FLOAT) -> s
         ("int4", [Q8_0], FLOAT, "bf16"),
         ("fp8", [FP8_BLOCKS], FLOAT, "f8g128"),
         ("fp8", [FP8_TENSOR, FP8_BLOCKS], FLOAT, "f8g128"),
+        ("fp8", [FP8_TENSOR, FP8_CHANNEL], FLOAT, "f8"),
         ("fp8", [MXFP8], FLOAT, "bf16"),
         ("nvfp4", [NVFP4, NVFP4], FLOAT, "nvfp4"),
         ("nvfp4", [MXFP4], FLOAT, "bf16"),
@@ -86,7 +89,7 @@ def chosen(role: str, *parts: Scheme | None, beside: Scheme | None = FLOAT) -> s
         ("int4", [FLOAT], FLOAT, "i4g32b"),
         ("int4", [BF16_SCALES], FLOAT, "i4g32b"),
         ("int4m", [BF16_SCALES], FLOAT, "i4g32f"),
-        ("fp8", [FLOAT], FLOAT, "f8g128"),
+        ("fp8", [FLOAT], FLOAT, "f8"),
         ("nvfp4", [FLOAT], FLOAT, "nvfp4"),
         ("stored", [FLOAT], FLOAT, "bf16"),
     ],

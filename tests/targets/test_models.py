@@ -184,7 +184,7 @@ def test_every_quant_is_a_recipe_and_only_some_can_be_recorded() -> None:
         assert recipe(name) is found and found.name == name == found.projections
     assert (QUANTS["nvfp4"].experts, QUANTS["nvfp4"].lm_head, QUANTS["nvfp4"].router) == ("nvfp4", "bf16", "bf16")
     assert (recipe("fp8").activations, recipe("fp8").attention) == ("f8g128", "bf16")
-    assert [recipe("fp8").entering(weight) for weight in ("f8g128", "bf16")] == ["f8g128", "bf16"]
+    assert [recipe("fp8").entering(weight) for weight in ("f8", "f8g128", "bf16")] == ["f8g128", "f8g128", "bf16"]
     assert [recipe("nvfp4").entering(weight) for weight in ("nvfp4", "bf16")] == ["bf16", "bf16"]
     assert recipe("f32").entering("f32") == "f32"
     assert (recipe("int4", "cpu").projections, recipe("int8", "cpu").projections) == ("int4m", "int8")

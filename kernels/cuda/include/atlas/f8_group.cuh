@@ -28,7 +28,10 @@ struct F8Group {
   __device__ unsigned code(float value) const {
     return used ? __nv_cvt_float_to_fp8(value * factor, __NV_SATFINITE, __NV_E4M3) : 0;
   }
-  // Codes of two columns, the first in the low byte.
+  // Codes of four columns, or of two, the first in the low byte.
+  __device__ unsigned codes(const float (&v)[4]) const {
+    return codes(v[0], v[1]) | codes(v[2], v[3]) << 16;
+  }
   __device__ unsigned codes(float first, float second) const {
     const float2 scaled = make_float2(first * factor, second * factor);
     return used ? __nv_cvt_float2_to_fp8x2(scaled, __NV_SATFINITE, __NV_E4M3) : 0;

@@ -45,15 +45,6 @@ class OutRow {
     }
   }
 
-  // A quad of f8g128 whose group is known.
-  __device__ void store_group(int quad, const float (&v)[4], const F8Group& group) const {
-    *reinterpret_cast<unsigned*>(out_ + Layout::at(row_, 4 * quad)) =
-        group.codes(v[0], v[1]) | group.codes(v[2], v[3]) << 16;
-    if (quad % kWarp == 0) {
-      *reinterpret_cast<float*>(out_ + Layout::scale_at(row_, quad / kWarp)) = group.scale;
-    }
-  }
-
  private:
   __device__ void store_quad(int quad, const float (&values)[4]) const {
     if constexpr (Layout::kRun >= 4 * kSize) {
@@ -89,7 +80,11 @@ class OutRow {
     for (int i = 0; i < kCount; ++i) {
       const int quad = first + i * kStride;
       if (quad >= kQuads) continue;
-      store_group(quad, values[i], F8Group(largest[i]));
+      const F8Group group(largest[i]);
+      *reinterpret_cast<unsigned*>(out_ + Layout::at(row_, 4 * quad)) = group.codes(values[i]);
+      if (quad % kWarp == 0) {
+        *reinterpret_cast<float*>(out_ + Layout::scale_at(row_, quad / kWarp)) = group.scale;
+      }
     }
   }
 
