@@ -153,6 +153,19 @@ def test_a_float_checkpoint_is_quantised_at_load(floats: Path, backend: str, qua
             assert 0 < np.linalg.norm(actual - expected) < 0.12 * np.linalg.norm(expected)
 
 
+def test_a_float_checkpoint_becomes_fp8_at_load(floats: Path) -> None:
+    """Each value within half a step of three bits under the scale of its row, which the largest fills."""
+    runner = run.load(floats, "reference", "fp8", max_context=64)
+    with open_checkpoint(floats) as checkpoint:
+        gate, up = (checkpoint.read(f"model.layers.1.mlp.{name}_proj.weight") for name in ("gate", "up"))
+    expected = np.concatenate([gate, up]).astype(np.float32)
+    assert runner.buffers["layers.1.gate_up.weight"].dtype == "f8"
+    actual = runner.read("layers.1.gate_up.weight")
+    scales = np.abs(expected).max(axis=1, keepdims=True) / 448
+    assert (np.abs(actual - expected) <= np.maximum(np.abs(expected) * 2.0**-4, scales * 2.0**-10) * 1.0001).all()
+    assert 0.02 < np.linalg.norm(actual - expected) / np.linalg.norm(expected) < 0.03
+
+
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_loading_by_runs_of_rows_changes_nothing(floats: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of 16 rows, that cross the borders of joined tensors, against one run."""
