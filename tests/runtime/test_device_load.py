@@ -111,7 +111,7 @@ class Gpu(ReferenceBackend):
             launch.op.reference(arrays, {"rows": rows}, {"k": k})
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f8"])
+@pytest.mark.parametrize("dtype", ["bf16", "f8", "nvfp4", "i4g32b"])
 def test_a_gpu_makes_what_the_host_would(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In many runs, more than there are slots; and what is not finite is named, unless it stays what it is."""
     k, rows = 72, 700
