@@ -1,7 +1,7 @@
 /* atlas
 [launch]
 grid = ["multiprocessors", 1, 1]
-block = "288 + max_rows // 256 * 96"
+block = "288 + min(1, max_rows // 32) * 256 + min(1, max_rows // 128) * 96"
 shared = "(130 + min(1, max_rows // 64) * 86) * 1024"
 pdl = true
 [rows]
@@ -10,7 +10,7 @@ up_to = [8, 16, 32, 64, 128, 256]
 x = ["bf16"]
 weight = ["nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m"]
 [scratch]
-bytes = "multiprocessors * 2 * 512 * max_rows"
+bytes = "multiprocessors * 2 * 2 * 512 * max_rows"
 [knobs]
 RANGES = "multiprocessors"
 [layouts]

@@ -15,12 +15,12 @@ namespace atlas {
 
 // kTileColumns: columns of a k tile; kPasses over each group of row blocks. InstanceWeights of
 // kTiles k tiles.
-#ifdef ATLAS_FOUR_BIT
-constexpr int kTileColumns = 64, kPasses = 1;
-template <int kTiles>
-using InstanceWeights = FourBitWeights<launch::max_rows, InstanceFormat, kTiles>;
-#else
 constexpr int kPasses = ceil_div(launch::max_rows, 128), kTokens = launch::max_rows / kPasses;
+#ifdef ATLAS_FOUR_BIT
+constexpr int kTileColumns = 64;
+template <int kTiles>
+using InstanceWeights = Weights4<kTokens, InstanceFormat, kTiles>;
+#else
 #ifdef ATLAS_TYPE_WEIGHT_BF16
 constexpr int kTileColumns = 64;
 template <int kTiles>

@@ -5,11 +5,12 @@
 // The ring is full of weights before the inputs are there (programmatic dependent launch); only
 // tokens wait for them.
 //
-// Split of work: row blocks stand in groups of kTogether, which share a tile of tokens. The stream
-// of all groups' k tiles, one group after the other, is cut into equal ranges, a thread block each,
-// so that all multiprocessors draw the same bytes, whatever the shape. A range begins and ends
-// within a group as a rule; shared_sums.cuh adds up what ranges have of the same group. Ranges
-// depend on the shape and the hardware alone, never on the number of rows.
+// Split of work: row blocks stand in groups, which share a tile of tokens: kTogether to a thread,
+// and kSides times as many thread by thread. The stream of all groups' k tiles, one group after the
+// other, is cut into equal ranges, a thread block each, so that all multiprocessors draw the same
+// bytes, whatever the shape. A range begins and ends within a group as a rule; shared_sums.cuh adds
+// up what ranges have of the same group. Ranges depend on the shape and the hardware alone, never
+// on the number of rows.
 //
 // A thread block takes the groups of its range from the last to the first: the last one's
 // beginning, which another thread block finishes, is summed first, long before it is missed.
@@ -23,9 +24,12 @@
 
 namespace atlas {
 
+// Of a side, and which side a consumer belongs to, and its number there.
 constexpr int kConsumers = 2 * kWarpgroup;
-__host__ __device__ constexpr int decode_threads(bool moves_registers) {
-  return kConsumers + (moves_registers ? kWarpgroup : 32);
+__device__ inline int side() { return threadIdx.x / kConsumers; }
+__device__ inline int consumer() { return threadIdx.x % kConsumers; }
+__host__ __device__ constexpr int decode_threads(bool moves_registers, int sides = 1) {
+  return sides * kConsumers + (moves_registers ? kWarpgroup : 32);
 }
 
 // kRowBlocks of kTiles tiles of k in kRanges_ ranges, for kPasses times N tokens.
@@ -33,10 +37,11 @@ template <class Weights_, int kPasses_, int kRowBlocks, int kTiles, int kRanges_
 struct DecodeSplit {
   using Weights = Weights_;
   static constexpr int kN = Weights::kTokens, kPasses = kPasses_;
-  static constexpr int kTogether = Weights::kTogether, kBlocks = kRowBlocks, kKTiles = kTiles;
+  static constexpr int kTogether = Weights::kTogether, kSides = Weights::kSides;
+  static constexpr int kOfGroup = kSides * kTogether, kBlocks = kRowBlocks, kKTiles = kTiles;
   // Ranges of k begin at multiples of a unit of tiles, whatever a slot holds.
   static constexpr int kUnits = (kTiles + Weights::kUnit - 1) / Weights::kUnit;
-  static constexpr int kGroups = (kRowBlocks + kTogether - 1) / kTogether;
+  static constexpr int kGroups = (kRowBlocks + kOfGroup - 1) / kOfGroup;
   static constexpr int kTotal = kGroups * kUnits, kRanges = kRanges_ < kTotal ? kRanges_ : kTotal;
   static_assert(Weights::kUnit % Weights::kSpan == 0, "a unit is whole slots");
   static_assert(static_cast<long long>(kTotal) * (kRanges + 1) < 1ll << 31, "ranges fit in an int");
@@ -56,13 +61,15 @@ class DecodeProduct {
  public:
   using Weights = typename Split::Weights;
   static constexpr int kN = Split::kN, kSpan = Weights::kSpan, kTogether = Split::kTogether;
+  static constexpr int kSides = Split::kSides, kOfGroup = Split::kOfGroup;
+  static constexpr int kThreads = kSides * kConsumers;
   static constexpr int kSlots = (Split::kKTiles + kSpan - 1) / kSpan;  // of a row block
   // A slot: weights of each row block, scales of tokens, and from a multiple of 1,024 on (the
   // swizzle) tokens.
   static constexpr int kBlockWeights = kSpan * Weights::kTile;
   static constexpr int kBlockStride =
-      kTogether == 1 ? kBlockWeights : align_up(kBlockWeights, 1024);  // as is the swizzle
-  static constexpr int kWeightBytes = kTogether * kBlockStride;
+      kOfGroup == 1 ? kBlockWeights : align_up(kBlockWeights, 1024);  // as is the swizzle
+  static constexpr int kWeightBytes = kOfGroup * kBlockStride;
   static constexpr int kScaleBytes = Weights::kScaled ? kSpan * kN * 4 : 0;
   static constexpr int kTokensAt = align_up(kWeightBytes + kScaleBytes, 1024);
   static constexpr int kSlotBytes = kTokensAt + kSpan * kN * kTileRowBytes;
@@ -90,22 +97,22 @@ class DecodeProduct {
       const int end = (last % Split::kUnits + 1) * kUnitSlots;
       last_end_ = end < kSlots ? end : kSlots;
     }
-    if (threadIdx.x == kConsumers) {
+    if (threadIdx.x == kThreads) {
       for (int i = 0; i < kStages; ++i) {
         full_[i].init(1);
-        empty_[i].init(kConsumers / 32);
+        empty_[i].init(kThreads / 32);
       }
       publish_barriers();
     }
     __syncthreads();
   }
 
-  __device__ bool is_producer() const { return threadIdx.x >= kConsumers; }
+  __device__ bool is_producer() const { return threadIdx.x >= kThreads; }
 
   // The warps behind the consumers: one thread copies everything into the ring.
   __device__ void produce(const unsigned char* weights, const unsigned char* tokens) {
-    if constexpr (Weights::kMovesRegisters) give_registers<56>();
-    const bool chosen = threadIdx.x == kConsumers;
+    if constexpr (Weights::kMovesRegisters) give_registers<kSides == 1 ? 56 : 24>();
+    const bool chosen = threadIdx.x == kThreads;
     Position next = first(), waiting = next;
     int early = 0;
     if (chosen) {
@@ -135,7 +142,7 @@ class DecodeProduct {
 
   // The warpgroups, first of all.
   __device__ void start_consumers() const {
-    if constexpr (Weights::kMovesRegisters) take_registers<224>();
+    if constexpr (Weights::kMovesRegisters) take_registers<kSides == 1 ? 224 : 112>();
     wait_for_inputs();
   }
 
@@ -144,18 +151,19 @@ class DecodeProduct {
   __device__ void consume(const unsigned char* weights, Epilogue epilogue) {
     Weights product;
     Turn turn;
+    const int mine = kSides == 1 ? 0 : side() * kTogether;
     for (Position at = first(); more(at);) {
       const unsigned char* tails[kTogether];
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        tails[i] = weights + (row_block(at.group, i) + 1) * kBlockBytes - Weights::kTail;
+        tails[i] = weights + (row_block(at.group, mine + i) + 1) * kBlockBytes - Weights::kTail;
       }
       const int end = end_of(at.group);
       product.begin(tails);
 #pragma unroll 1
       for (int k = at.slot; k < end; ++k) {
         full_[turn.slot].wait(turn.parity);
-        product.multiply(slot(turn.slot), tiles_in(k));
+        product.multiply(slot(turn.slot, mine), tiles_in(k));
         if constexpr (Weights::kLag == 0) {
           release(turn.slot);
         } else {
@@ -207,13 +215,14 @@ class DecodeProduct {
   }
   // The last group may be short of row blocks: the last one is repeated, unseen.
   __device__ static int row_block(int group, int i) {
-    const int block = group * kTogether + i;
-    if constexpr (Split::kBlocks % kTogether == 0) return block;
+    const int block = group * kOfGroup + i;
+    if constexpr (Split::kBlocks % kOfGroup == 0) return block;
     return block < Split::kBlocks ? block : Split::kBlocks - 1;
   }
-  __device__ Slot slot(int i) const {
+  __device__ Slot slot(int i, int block) const {
     const unsigned char* at = ring_ + i * kSlotBytes;
-    return {at, reinterpret_cast<const float*>(at + kWeightBytes), at + kTokensAt};
+    return {at + block * kBlockStride, reinterpret_cast<const float*>(at + kWeightBytes),
+            at + kTokensAt};
   }
   __device__ void release(int i) {
     if (threadIdx.x % 32 == 0) empty_[i].arrive();
@@ -222,10 +231,10 @@ class DecodeProduct {
   // Announces all of the slot's bytes.
   __device__ void load_weights(const unsigned char* weights, Position at, int i) {
     const int tiles = tiles_in(at.slot), bytes = tiles * Weights::kTile;
-    full_[i].arrive_expect(kTogether * bytes +
+    full_[i].arrive_expect(kOfGroup * bytes +
                            tiles * kN * (kTileRowBytes + (Weights::kScaled ? 4 : 0)));
 #pragma unroll
-    for (int block = 0; block < kTogether; ++block) {
+    for (int block = 0; block < kOfGroup; ++block) {
       bulk_load(ring_ + i * kSlotBytes + block * kBlockStride,
                 weights + row_block(at.group, block) * kBlockBytes +
                     static_cast<size_t>(at.slot) * kBlockWeights,

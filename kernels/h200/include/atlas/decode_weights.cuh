@@ -4,6 +4,7 @@
 // Two warpgroups share a block, 64 rows each; tokens are wgmma's N. A format is a class with
 //   kTokens    N
 //   kTogether  row blocks whose sums a thread has
+//   kSides     times two warpgroups, with as many row blocks each, that share a tile of tokens
 //   kTile      bytes of 128 weight rows by one tile of tokens (128 bytes of k), as in memory
 //   kTail      bytes of a row block behind its tiles
 //   kSpan      tiles of each row block that one slot of the ring holds, side by side
@@ -41,7 +42,7 @@ __device__ inline int warpgroup() { return threadIdx.x / kWarpgroup; }
 // bf16 by bf16: wgmma adds up the whole of k.
 template <int kN, int kTogether_>
 struct Bf16Weights {
-  static constexpr int kTokens = kN, kTogether = kTogether_;
+  static constexpr int kTokens = kN, kTogether = kTogether_, kSides = 1;
   static constexpr int kTile = kTileBytes, kTail = 0, kSpan = 1, kUnit = 1;
   // Few tokens: the ring is short of data, so a slot is given back at once. Many: products overlap.
   static constexpr int kLag = kN < 64 ? 0 : 1;
@@ -81,7 +82,7 @@ struct Bf16Weights {
 // row, behind the row block) or f8g128 (a scale a row and tile, behind the tile).
 template <int kN, int kTogether_, bool kRowScales>
 struct F8Weights {
-  static constexpr int kTokens = kN, kTogether = kTogether_;
+  static constexpr int kTokens = kN, kTogether = kTogether_, kSides = 1;
   static constexpr int kTile = kTileStride<!kRowScales>, kTail = kRowScales ? kTileScaleBytes : 0;
   static constexpr int kSpan = 1, kUnit = 1, kLag = 0, kStride = align_up(kTile, 1024);
   static constexpr bool kScaled = true, kMovesRegisters = kN * kTogether == 256;

@@ -1,4 +1,9 @@
 // Formats of 4 bits for decode_product.cuh: A operands expanded in registers (four_bit.cuh).
+//
+// Groups are two row blocks. Up to 16 tokens a thread has both, and multiplies by mma.m16n8k16: A
+// and D of it lie as wgmma's do, a warp for 16 rows, and both add 16 columns at a time, so that
+// sums have the same bits. A wgmma takes as long for few tokens as for 64, and its warps wait for
+// each other. With more tokens each block has two warpgroups of its own.
 #pragma once
 
 #include "atlas/decode_weights.cuh"
@@ -11,67 +16,67 @@ __host__ __device__ constexpr int divisor_up_to(int count, int most) {
   return count % most == 0 ? most : divisor_up_to(count, most - 1);
 }
 
-// While the tensor cores have one tile's registers, the next tile's are made. Every slot is full:
-// the compiler gives the overlap up where a slot may end early.
-template <int kN, class Format, int kTiles, int kMost = kN <= 32 ? 4 : 2>
+// Every slot is full.
+template <int kN, class Format, int kTiles, int kTogether_, int kMost>
 struct FourBitWeights {
+  static constexpr int kTokens = kN, kTogether = kTogether_, kSides = 2 / kTogether;
   static constexpr int kTile = Format::kTile, kTail = Format::kTail;
   static constexpr int kUnit = divisor_up_to(kTiles, 4), kSpan = divisor_up_to(kUnit, kMost);
-  static constexpr int kLag = kSpan % 2 == 0 ? 1 : 0;
-  static constexpr bool kScaled = false, kMovesRegisters = kN == 256;
-  static constexpr int kTokens = kN, kTogether = 1;
-  float sum[1][kN / 2];
+  static constexpr int kBlockStride = align_up(kSpan * kTile, 1024);
+  static constexpr int kLag = 0;
+  static constexpr bool kScaled = false, kMovesRegisters = kN == 128;
+  float sum[kTogether][kN / 2];
 
-  __device__ void begin(const unsigned char* const (& /*tails*/)[1]) {
+  __device__ void begin(const unsigned char* const (& /*tails*/)[kTogether]) {
 #pragma unroll
-    for (float& value : sum[0]) value = 0.0f;
+    for (auto& block : sum) {
+#pragma unroll
+      for (float& value : block) value = 0.0f;
+    }
   }
+  __device__ void finish(const unsigned char* const (&tails)[kTogether]) {
+#pragma unroll
+    for (int block = 0; block < kTogether; ++block) Format::finish(tails[block], sum[block]);
+  }
+};
+
+// A warpgroup expands while the others multiply: registers for a second tile gain nothing.
+template <int kN, class Format, int kTiles>
+struct ManyTokens4 : FourBitWeights<kN, Format, kTiles, 1, 2> {
+  using Base = FourBitWeights<kN, Format, kTiles, 1, 2>;
+
   __device__ void multiply(const Slot& slot, int /*tiles*/) {
     typename Format::Packed packed = Format::load(slot.weights);
     const auto tokens = wgmma_descriptor(slot.tokens);
 #pragma unroll
-    for (int tile = 0; tile < kSpan; ++tile) {
-      unsigned (&a)[4][4] = fragments_[tile % 2];
+    for (int tile = 0; tile < Base::kSpan; ++tile) {
 #pragma unroll
-      for (int step = 0; step < 4; ++step) Format::expand(packed, step, a[step]);
-      if (tile + 1 < kSpan) packed = Format::load(slot.weights + (tile + 1) * kTile);
+      for (int step = 0; step < 4; ++step) Format::expand(packed, step, fragments_[step]);
+      if (tile + 1 < Base::kSpan) packed = Format::load(slot.weights + (tile + 1) * Base::kTile);
       const auto b = tokens + tile * kN * kTileRowBytes / 16;
       wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < 4; ++step) Wgmma<kN>::bf16_rs(sum[0], a[step], b + 2 * step, 1);
-      wgmma_commit();
-      if (kLag == 0 && tile + 1 == kSpan) {
-        wgmma_wait<0>();
-      } else {
-        wgmma_wait<1>();
+      for (int step = 0; step < 4; ++step) {
+        Wgmma<kN>::bf16_rs(this->sum[0], fragments_[step], b + 2 * step, 1);
       }
+      wgmma_commit();
+      wgmma_wait<0>();
     }
   }
   __device__ void finish(const unsigned char* const (&tails)[1]) {
-    wgmma_wait<0>();
-    wgmma_hold(sum[0]);
-    Format::finish(tails[0], sum[0]);
+    wgmma_hold(this->sum[0]);
+    Base::finish(tails);
   }
 
  private:
-  unsigned fragments_[2][4][4];
+  unsigned fragments_[4][4];
 };
 
-// Few tokens, by mma.m16n8k16: its A and D lie as wgmma's do, a warp for 16 rows, and its sums are
-// the same bits; but warps need not wait for each other, and nothing waits for a chain of wgmmas.
-template <int kN, class Format, int kTiles, int kMost = 4>
-struct FourBitFewTokens {
-  static constexpr int kTile = Format::kTile, kTail = Format::kTail;
-  static constexpr int kUnit = divisor_up_to(kTiles, 4), kSpan = divisor_up_to(kUnit, kMost);
-  static constexpr int kLag = 0;
-  static constexpr bool kScaled = false, kMovesRegisters = kN == 256;
-  static constexpr int kTokens = kN, kTogether = 1;
-  float sum[1][kN / 2];
+// Tokens' fragments serve both blocks, whose products overlap.
+template <int kN, class Format, int kTiles>
+struct FewTokens4 : FourBitWeights<kN, Format, kTiles, 2, 4> {
+  using Base = FourBitWeights<kN, Format, kTiles, 2, 4>;
 
-  __device__ void begin(const unsigned char* const (& /*tails*/)[1]) {
-#pragma unroll
-    for (float& value : sum[0]) value = 0.0f;
-  }
   __device__ void multiply(const Slot& slot, int /*tiles*/) {
     const int lane = threadIdx.x % 32;
     const unsigned tokens = shared_address(slot.tokens) + lane % 8 * kTileRowBytes;
@@ -79,25 +84,35 @@ struct FourBitFewTokens {
     const unsigned chunk[2] = {tokens + ((lane / 8 ^ lane % 8) * 16),
                                tokens + ((lane / 8 + 4 ^ lane % 8) * 16)};
 #pragma unroll
-    for (int tile = 0; tile < kSpan; ++tile) {
-      const auto packed = Format::load(slot.weights + tile * kTile);
+    for (int tile = 0; tile < Base::kSpan; ++tile) {
+      typename Format::Packed packed[2];
+#pragma unroll
+      for (int block = 0; block < 2; ++block) {
+        packed[block] =
+            Format::load(slot.weights + block * Base::kBlockStride + tile * Base::kTile);
+      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        unsigned a[2][4];
-        Format::expand(packed, 2 * half, a[0]);
-        Format::expand(packed, 2 * half + 1, a[1]);
+        unsigned a[2][2][4];
+#pragma unroll
+        for (int block = 0; block < 2; ++block) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) Format::expand(packed[block], 2 * half + i, a[block][i]);
+        }
 #pragma unroll
         for (int j = 0; j < kN / 8; ++j) {
           unsigned b[4];
           load_matrices(b, chunk[half] + (tile * kN + 8 * j) * kTileRowBytes);
-          multiply_add(sum[0] + 4 * j, a[0], b[0], b[1]);
-          multiply_add(sum[0] + 4 * j, a[1], b[2], b[3]);
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int block = 0; block < 2; ++block) {
+              multiply_add(this->sum[block] + 4 * j, a[block][i], b[2 * i], b[2 * i + 1]);
+            }
+          }
         }
       }
     }
-  }
-  __device__ void finish(const unsigned char* const (&tails)[1]) {
-    Format::finish(tails[0], sum[0]);
   }
 
  private:
@@ -113,5 +128,16 @@ struct FourBitFewTokens {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
 };
+
+template <bool kFew, int kN, class Format, int kTiles>
+struct Choose4 {
+  using type = ManyTokens4<kN, Format, kTiles>;
+};
+template <int kN, class Format, int kTiles>
+struct Choose4<true, kN, Format, kTiles> {
+  using type = FewTokens4<kN, Format, kTiles>;
+};
+template <int kN, class Format, int kTiles>
+using Weights4 = typename Choose4<kN <= 16, kN, Format, kTiles>::type;
 
 }  // namespace atlas

@@ -26,6 +26,9 @@ namespace atlas {
 
 constexpr int kCodeBytes = 128 * 64 / 2;
 
+// Which of the 256 threads that share a tile this is.
+__device__ inline int fragment_thread() { return threadIdx.x % 256; }
+
 __device__ inline unsigned rotate_right(unsigned word, int bits) {
   return __funnelshift_r(word, word, bits);
 }
@@ -58,8 +61,8 @@ struct Nvfp4 {
     uint2 scales;
   };
   __device__ static Packed load(const unsigned char* tile) {
-    return {reinterpret_cast<const uint4*>(tile)[threadIdx.x],
-            reinterpret_cast<const uint2*>(tile + kCodeBytes)[threadIdx.x / 4]};
+    return {reinterpret_cast<const uint4*>(tile)[fragment_thread()],
+            reinterpret_cast<const uint2*>(tile + kCodeBytes)[fragment_thread() / 4]};
   }
   __device__ static void expand(const Packed& packed, int step, unsigned (&a)[4]) {
     const unsigned word = (&packed.codes.x)[step];
@@ -74,7 +77,7 @@ struct Nvfp4 {
   template <int kCount>
   __device__ static void finish(const unsigned char* tail, float (&sum)[kCount]) {
     const float* factors = reinterpret_cast<const float*>(tail);
-    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    const int row = fragment_thread() / 32 * 16 + threadIdx.x % 32 / 4;
     const float factor[2] = {factors[row] * 0x1p19f, factors[row + 8] * 0x1p19f};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) sum[i] *= factor[i / 2 % 2];
@@ -103,8 +106,8 @@ struct I4g32b {
     uint2 scales;
   };
   __device__ static Packed load(const unsigned char* tile) {
-    return {reinterpret_cast<const uint4*>(tile)[threadIdx.x],
-            reinterpret_cast<const uint2*>(tile + kCodeBytes)[threadIdx.x / 4]};
+    return {reinterpret_cast<const uint4*>(tile)[fragment_thread()],
+            reinterpret_cast<const uint2*>(tile + kCodeBytes)[fragment_thread() / 4]};
   }
   __device__ static void expand(const Packed& packed, int step, unsigned (&a)[4]) {
     const unsigned word = (&packed.codes.x)[step];
@@ -148,8 +151,8 @@ struct I4g32 {
     unsigned zeros;
   };
   __device__ static Packed load(const unsigned char* tile) {
-    const int row = threadIdx.x / 4;
-    Packed packed{reinterpret_cast<const uint4*>(tile)[threadIdx.x],
+    const int row = fragment_thread() / 4;
+    Packed packed{reinterpret_cast<const uint4*>(tile)[fragment_thread()],
                   reinterpret_cast<const uint2*>(tile + kCodeBytes)[row], 0};
     if constexpr (kZeros) {
       packed.zeros = reinterpret_cast<const unsigned*>(tile + kCodeBytes + 128 * 4)[row];
@@ -189,8 +192,8 @@ struct I4g32m {
     uint2 scales, minimums;
   };
   __device__ static Packed load(const unsigned char* tile) {
-    const int row = threadIdx.x / 4;
-    return {reinterpret_cast<const uint4*>(tile)[threadIdx.x],
+    const int row = fragment_thread() / 4;
+    return {reinterpret_cast<const uint4*>(tile)[fragment_thread()],
             reinterpret_cast<const uint2*>(tile + kCodeBytes)[row],
             reinterpret_cast<const uint2*>(tile + kCodeBytes + 128 * 4)[row]};
   }

@@ -26,7 +26,7 @@ constexpr bool kF8Out = atlas::same_type<types::out, unsigned char>;
 constexpr int kWarps = atlas::kConsumers / 32;
 constexpr int kLargest = Sums::kOwn * 8 * kWarps, kRest = kF8Out ? 2 * kLargest * 4 : 0;
 using Product = atlas::DecodeProduct<Split, launch::shared, kRest>;
-static_assert(launch::block == atlas::decode_threads(Weights::kMovesRegisters),
+static_assert(launch::block == atlas::decode_threads(Weights::kMovesRegisters, Weights::kSides),
               "consumers and those who copy");
 static_assert(!kF8Out || kTogether == 2, "a thread block has whole groups of 128 columns of out");
 
@@ -48,7 +48,7 @@ __device__ inline void gate(const float* bias, int column, float4 sums, float (&
   values[1] = gated(bias, column, sums.y, sums.w);
 }
 __device__ inline int column_of(int block) {
-  return block * kBlockColumns + threadIdx.x / 32 * 8 + threadIdx.x % 32 / 4;
+  return block * kBlockColumns + atlas::consumer() / 32 * 8 + threadIdx.x % 32 / 4;
 }
 
 // bf16. Eight lanes store 16 bytes of a row.
@@ -66,7 +66,8 @@ struct Store {
       if (8 * eights[n] >= rows) break;
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        const int block = group * kTogether + i, column = column_of(block);
+        const int block = (group * Weights::kSides + atlas::side()) * kTogether + i,
+                  column = column_of(block);
         if (block >= kBlocks) break;
         float values[2];
         gate(bias, column, sums[n][i], values);
@@ -94,7 +95,7 @@ struct StoreF8 {
   template <int kCount>
   __device__ void operator()(const int (&eights)[kCount],
                              const float4 (&sums)[kCount][kTogether]) const {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = lane % 4 * 2;
+    const int warp = atlas::consumer() / 32, lane = threadIdx.x % 32, token = lane % 4 * 2;
     unsigned* const most = largest + *turn * kLargest;
     *turn ^= 1;  // the barrier below is behind everyone's reads of the turn before
     float value[kCount][kTogether][2];

@@ -18,7 +18,7 @@ constexpr int kBlocks = ceil_div(kColumns, atlas::kTileRows);
 using Split = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES>;
 using Product = atlas::DecodeProduct<Split, launch::shared, 0>;
 using Sums = atlas::SharedSums<Split>;
-static_assert(launch::block == atlas::decode_threads(Weights::kMovesRegisters),
+static_assert(launch::block == atlas::decode_threads(Weights::kMovesRegisters, Weights::kSides),
               "consumers and those who copy");
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -37,7 +37,8 @@ struct Store {
       if (8 * eights[n] >= rows) break;
 #pragma unroll
       for (int block = 0; block < kTogether; ++block) {
-        store(group * kTogether + block, eights[n], sums[n][block]);
+        store((group * Weights::kSides + atlas::side()) * kTogether + block, eights[n],
+              sums[n][block]);
       }
     }
   }
@@ -45,7 +46,7 @@ struct Store {
   __device__ void store(int block, int eight, float4 four) const {
     const float sums[4] = {four.x, four.y, four.z, four.w};
     const int lane = threadIdx.x % 32, row = 8 * eight + lane % 4 * 2;
-    const int column = block * atlas::kTileRows + threadIdx.x / 32 * 16 + lane / 4;
+    const int column = block * atlas::kTileRows + atlas::consumer() / 32 * 16 + lane / 4;
     types::out* to = out + static_cast<size_t>(row) * kColumns + column;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

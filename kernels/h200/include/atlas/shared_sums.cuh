@@ -27,12 +27,14 @@ class SharedSums {
                                   : kN * kTogether < 128  ? 4
                                   : kN * kTogether == 128 ? 2
                                                           : kTogether;
-  static constexpr int kOwn = kN / 8 < kMostOwn ? kN / 8 : kMostOwn;
+  // Two sides of consumers leave few registers beside the sums of many tokens.
+  static constexpr bool kShort = Split::kSides > 1 && kN >= 64;
+  static constexpr int kOwn = kShort ? 2 : kN / 8 < kMostOwn ? kN / 8 : kMostOwn;
   static constexpr int kMostShared = kN >= 128 ? 4 : kN / 32;
-  static constexpr int kShared = kMostShared / kTogether < 1 ? 1 : kMostShared / kTogether;
+  static constexpr int kShared = kShort || kMostShared < kTogether ? 1 : kMostShared / kTogether;
 
   __device__ explicit SharedSums(unsigned char* scratch)
-      : parts_(reinterpret_cast<uint4*>(scratch) + threadIdx.x) {}
+      : parts_(reinterpret_cast<uint4*>(scratch) + side() * kSide + consumer()) {}
 
   // The sums of this thread block's range and of the others that have a part of the group, to
   // give(eights, sums) for `rows` tokens: sums[n][block] are those of tokens 8 * eights[n] .. as a
@@ -58,15 +60,15 @@ class SharedSums {
 
  private:
   // Parts that are read at a time: a group has 2 to 6 in the products of 8B models.
-  static constexpr int kAtOnce = kN <= 32 ? 4 : 12 / (kShared * kTogether);
+  static constexpr int kAtOnce = kN <= 32 || kShort ? 4 : 12 / (kShared * kTogether);
   // Of four sums a thread: of a row block, of a part, from a range to the next.
-  static constexpr int kBlock = kN / 8 * kConsumers, kPart = Split::kPasses * kTogether * kBlock;
+  static constexpr int kBlock = kN / 8 * kConsumers, kSide = kTogether * kBlock;
+  static constexpr int kPass = Split::kSides * kSide, kPart = Split::kPasses * kPass;
   static constexpr int kRange = 2 * kPart;
 
   // What a range has of a group that it begins, or of its first.
   __device__ uint4* part(int range, bool begun, int pass) const {
-    return parts_ + static_cast<size_t>(range) * kRange + (begun ? kPart : 0) +
-           pass * (kTogether * kBlock);
+    return parts_ + static_cast<size_t>(range) * kRange + (begun ? kPart : 0) + pass * kPass;
   }
 
   __device__ static void put(uint4* to, const float (&sum)[kTogether][kN / 2], int rows) {
