@@ -28,6 +28,7 @@ class _Decoder:
         self.format_of = format_of
         self.activation = _ACTIVATIONS[config.shape.hidden_act]
         self.r = Recorder()
+        self.rows, self.residual = "n_rows", "residual"
 
     def weight(self, name: str, role: str, *shape: int) -> str:
         """A weight buffer in the format that its role, or the checkpoint's tensor, gives it."""
@@ -40,20 +41,38 @@ class _Decoder:
     def workspace(self, name: str, dtype: str, *shape: str | int) -> str:
         return self.r.buffer(name, dtype, shape, "workspace")
 
-    def rms_norm(self, name: str, x: str, out: str, dtype: str, dim: str = "n_rows") -> str:
+    def of_rows(self, name: str, dtype: str, columns: int) -> str:
+        """A workspace buffer of the rows that are still there, which gives them a name of their own after `select`."""
+        return self.workspace(name if self.rows == "n_rows" else f"logits_{name}", dtype, self.rows, columns)
+
+    def select(self) -> None:
+        """From here on only rows whose logits are wanted are there."""
         hidden = self.shape.hidden_size
+        selected = self.workspace("logits_hidden", self.recipe.residual, "n_logits", hidden)
+        self.r.launch(
+            "gather_rows",
+            "gather_rows",
+            {"x": self.residual, "index": "step.logit_row", "out": selected},
+            {"rows": "n_rows", "logits": "n_logits"},
+            {"hidden": hidden},
+        )
+        self.rows, self.residual = "n_logits", selected
+
+    def rms_norm(self, name: str, x: str, out: str, dtype: str) -> str:
+        hidden = self.shape.hidden_size
+        normed = self.of_rows(out, dtype, hidden)
         self.r.launch(
             "rms_norm",
             name,
             {
                 "x": x,
                 "weight": self.vector(f"{name}.weight", hidden),
-                "out": self.workspace(out, dtype, dim, hidden),
+                "out": normed,
             },
-            {"rows": dim},
+            {"rows": self.rows},
             {"hidden": hidden, "eps": self.shape.rms_norm_eps},
         )
-        return out
+        return normed
 
     def linear(self, name: str, x: str, weight: str, out: str, n: int, k: int, *, bias: bool = False) -> str:
         """Record a linear over a declared weight. A bias is the buffer `name`.bias. `out` has x's rows."""
@@ -68,7 +87,7 @@ class _Decoder:
     def projection(self, name: str, x: str, out: str, dtype: str, n: int, k: int, *, bias: bool = False) -> str:
         """A linear of the layers, with a weight of its own."""
         weight = self.weight(f"{name}.weight", self.recipe.projections, n, k)
-        return self.linear(name, x, weight, self.workspace(out, dtype, "n_rows", n), n, k, bias=bias)
+        return self.linear(name, x, weight, self.of_rows(out, dtype, n), n, k, bias=bias)
 
     def dtype_into(self, projection: str) -> str:
         """The dtype in which rows enter a projection: its weight's format decides."""
@@ -81,7 +100,7 @@ class _Decoder:
     def normed(self, name: str, projection: str) -> str:
         """The residual's norm, as `projection` takes it."""
         dtype = self.dtype_into(projection)
-        return self.rms_norm(name, "residual", self._named("normed", dtype), dtype)
+        return self.rms_norm(name, self.residual, self._named("normed", dtype), dtype)
 
     def entering(self, projection: str, x: str, k: int) -> str:
         """Rows that are there in `recipe.attention`, as `projection` takes them."""
@@ -121,8 +140,8 @@ class _Decoder:
         self.r.launch(
             "residual_add",
             f"{layer}.{block}_residual",
-            {"x": x, "residual": "residual"},
-            _ROWS,
+            {"x": x, "residual": self.residual},
+            {"rows": self.rows},
             {"hidden": self.shape.hidden_size, "scale": self.shape.residual_scale},
         )
 
@@ -186,12 +205,12 @@ class _Decoder:
             f"{layer}.gate_up", normed, "gate_up", "f32", 2 * inner, s.hidden_size, bias=s.mlp_bias
         )
         dtype = self.dtype_into(f"{layer}.down")
-        gated = self.workspace(self._named("gated", dtype), dtype, "n_rows", inner)
+        gated = self.of_rows(self._named("gated", dtype), dtype, inner)
         self.r.launch(
             "gated_activation",
             f"{layer}.activation",
             {"gate_up": gate_up, "out": gated},
-            _ROWS,
+            {"rows": self.rows},
             {"intermediate": inner, "activation": self.activation},
         )
         projected = self.projection(
@@ -203,22 +222,23 @@ class _Decoder:
         """A router and the experts that it chooses for each row, in the place of the MLP."""
         s, top_k, inner = self.shape, self.shape.experts_per_token, self.shape.moe_intermediate_size
         dtype = self.recipe.entering(self.recipe.router)
-        normed = self.rms_norm(f"{layer}.mlp_norm", "residual", self._named("normed", dtype), dtype)
+        normed = self.rms_norm(f"{layer}.mlp_norm", self.residual, self._named("normed", dtype), dtype)
         router = self.weight(f"{layer}.router.weight", self.recipe.router, s.n_experts, s.hidden_size)
-        logits = self.workspace("router_logits", "f32", "n_rows", s.n_experts)
+        logits = self.of_rows("router_logits", "f32", s.n_experts)
         self.linear(f"{layer}.router", normed, router, logits, s.n_experts, s.hidden_size)
         routed = {
-            "expert_id": self.workspace("expert_id", "i32", "n_rows", top_k),
-            "expert_weight": self.workspace("expert_weight", "f32", "n_rows", top_k),
+            "expert_id": self.of_rows("expert_id", "i32", top_k),
+            "expert_weight": self.of_rows("expert_weight", "f32", top_k),
         }
         self.r.launch(
             "moe_route",
             f"{layer}.route",
             {"logits": logits, **routed},
-            _ROWS,
+            {"rows": self.rows},
             {"n_experts": s.n_experts, "top_k": top_k, "normalise": int(s.norm_topk_prob)},
         )
         gate_up, down = s.n_experts * 2 * inner, s.n_experts * s.hidden_size
+        summed = self.of_rows("experts", "f32", s.hidden_size)
         self.r.launch(
             "moe_mlp",
             f"{layer}.experts",
@@ -227,9 +247,9 @@ class _Decoder:
                 "gate_up": self.weight(f"{layer}.experts.gate_up.weight", self.recipe.experts, gate_up, s.hidden_size),
                 "down": self.weight(f"{layer}.experts.down.weight", self.recipe.experts, down, inner),
                 **routed,
-                "out": self.workspace("experts", "f32", "n_rows", s.hidden_size),
+                "out": summed,
             },
-            _ROWS,
+            {"rows": self.rows},
             {
                 "n_experts": s.n_experts,
                 "top_k": top_k,
@@ -238,24 +258,15 @@ class _Decoder:
                 "activation": self.activation,
             },
         )
-        self.residual_add(layer, "mlp", "experts")
+        self.residual_add(layer, "mlp", summed)
 
     def head(self) -> None:
-        """Only rows whose logits are wanted pass the final norm and the head."""
         s = self.shape
-        selected = self.workspace("logits_hidden", self.recipe.residual, "n_logits", s.hidden_size)
-        self.r.launch(
-            "gather_rows",
-            "gather_rows",
-            {"x": "residual", "index": "step.logit_row", "out": selected},
-            {"rows": "n_rows", "logits": "n_logits"},
-            {"hidden": s.hidden_size},
-        )
         weight = "embedding.weight"
         if not self.config.tied:
             weight = self.weight("lm_head.weight", self.recipe.lm_head, s.vocab_size, s.hidden_size)
         dtype = self.recipe.entering(self.r.buffers[weight].dtype)
-        normed = self.rms_norm("final_norm", selected, "logits_normed", dtype, "n_logits")
+        normed = self.rms_norm("final_norm", self.residual, self._named("normed", dtype), dtype)
         logits = self.workspace("logits", self.recipe.logits, "n_logits", s.vocab_size)
         self.linear("lm_head", normed, weight, logits, s.vocab_size, s.hidden_size)
 
@@ -269,6 +280,9 @@ def record(
     decoder.embedding()
     for index, layer in enumerate(config.layers):
         decoder.attention(f"layers.{index}", layer)
+        if index == len(config.layers) - 1:
+            # Of a prompt's last layer others read only what attention does: keys and values.
+            decoder.select()
         if layer.sparse:
             decoder.experts(f"layers.{index}")
         else:

@@ -29,8 +29,8 @@ def test_work_is_counted_by_kind(folder) -> None:
     found = profile.profile(runner, repeats=2)
     kinds = {work.kind: work for work in found.work}
     linear, attention = kinds["linear gate_up"], kinds["paged_attention attention"]
-    assert (linear.launches, linear.operations) == (2, 2 * 2 * 6 * 192 * 64)
-    assert linear.bytes == 2 * 4 * (192 * 64 + 6 * 64 + 6 * 192)
+    assert (linear.launches, linear.operations) == (2, 2 * (6 + 2) * 192 * 64)  # of the last layer, rows of logits
+    assert linear.bytes == 4 * (2 * 192 * 64 + (6 + 2) * (64 + 192))
     assert attention.operations == 2 * 4 * 4 * 32 * 2 * (21 + 22 + 23)
     cache, q_and_out, indices = 2 * 46 * 2 * 32 * 4, 2 * 6 * 128 * 4, 4 * (6 + 6 + 2 * 4)
     assert attention.bytes == 2 * (cache + q_and_out + indices)

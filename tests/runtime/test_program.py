@@ -230,6 +230,7 @@ def test_a_buffer_has_the_layout_that_its_kernels_declare() -> None:
         "gated",
         "attended",
         "logits_normed",
+        "logits_gated",
     }
 
 

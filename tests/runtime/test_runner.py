@@ -115,7 +115,7 @@ def test_the_comparison_names_the_op_that_diverges(model: Path) -> None:
     runner.write("layers.1.down.weight", weight)
     step(runner, [1, 2, 319], [0, 1, 2])
     wrong = [d for d in compare(runner, reference) if d.ratio > 1.0]
-    assert [(d.launch, d.op, d.buffer) for d in wrong] == [("layers.1.down", "linear", "projected")]
+    assert [(d.launch, d.op, d.buffer) for d in wrong] == [("layers.1.down", "linear", "logits_projected")]
 
 
 def test_the_error_measure_sees_every_kind_of_difference() -> None:
