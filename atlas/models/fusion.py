@@ -75,9 +75,14 @@ def _add_norm(recorder: Recorder, add: Launch, norm: Launch) -> bool:
 
 
 def _gated(recorder: Recorder, linear: Launch, rest: list[Launch]) -> bool:
-    """gated_linear for both, if the next launch is the activation of this product and nobody else reads it."""
+    """gated_linear for both, if the next launch is the activation of this product and nobody else reads it.
+
+    Rows leave in the type in which they came; where a checkpoint mixes formats within an MLP the two stay apart.
+    """
     activation = rest[0]
     if (linear.key.op, activation.key.op) != ("linear", "gated_activation") or linear.dims != activation.dims:
+        return False
+    if dict(linear.key.dtypes)["x"] != dict(activation.key.dtypes)["out"]:
         return False
     product_of, gated = dict(linear.operands), dict(activation.operands)
     product = product_of.pop("out")

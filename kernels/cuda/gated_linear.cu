@@ -7,25 +7,19 @@ pdl = true
 [serves]
 x = ["f32", "bf16"]
 weight = ["f32", "bf16"]
-out = ["f32", "bf16", "f8g128"]
+out = ["f32", "bf16"]
 [limits]
 same_bits = true
 [knobs]
-# Columns that a block has at least: size_out is 0 of f8g128.
-WIDE = "max(0, 256 - 256 * size_out)"
-TILE_M = "32 - WIDE // 16"
-TILE_N = "max(64, WIDE)"
-WARPS = "4 + WIDE // 64"
-STAGES = "3 - WIDE // 256"
+TILE_M = 32
+TILE_N = 64
+WARPS = 4
+STAGES = 3
 legal = [
   # Warps form ceil_div(TILE_M, 64) rows; each owns 16 x 8 fragments, at most 32 columns of them.
   "WARPS % ceil_div(TILE_M, 64) == 0",
   "TILE_N % (WARPS // ceil_div(TILE_M, 64) * 8) == 0",
   "TILE_N <= WARPS // ceil_div(TILE_M, 64) * 32",
-  # A group of 128 columns of an out in f8g128 has one scale: a block has whole groups.
-  "TILE_N >= WIDE",
-  "TILE_N <= max(128, WIDE)",
-  "STAGES >= 3 - WIDE // 256",
   # 64 accumulators a thread, and as many for a step's own sum, is what registers hold.
   "TILE_M * TILE_N <= WARPS * 2048",
   # Deep pipelines hide latency at few rows; at many they only take shared memory from others.
@@ -39,9 +33,9 @@ legal = [
 ]
 [knobs.choices]
 TILE_M = [16, 32, 64, 128]
-TILE_N = [32, 64, 128, 256]
+TILE_N = [32, 64, 128]
 WARPS = [2, 4, 8]
-STAGES = [2, 3, 6]
+STAGES = [3, 6]
 [cost]
 bytes = "(TILE_M + TILE_N) * k * size_weight"
 flops = "2 * TILE_M * TILE_N * k"
@@ -52,7 +46,7 @@ memory = "2 * intermediate * k * size_weight"
 // gated_linear: out = act(x Wg^T + bg) * (x Wu^T + bu), accumulated in fp32, rounded once.
 //
 // x [rows, k], weight [2 * intermediate, k] = [Wg; Wu], out [rows, intermediate], all row-major,
-// f32 or bf16 each, out f8g128 too; bias [2 * intermediate] f32, or none, is added to the finished
+// f32 or bf16 each; bias [2 * intermediate] f32, or none, is added to the finished
 // sums. A block computes TILE_M rows by TILE_N / 2 columns of out: TILE_N columns of products
 // (atlas/product.cuh), groups of gate and up by turns, so that a thread has both factors of what it
 // leaves. Bytes: 2 x intermediate x k weights once per TILE_M rows; bound by weight bandwidth at

@@ -7,36 +7,26 @@ pdl = true
 [serves]
 x = ["f8g128"]
 weight = ["f8", "f8g128"]
-out = ["f32", "bf16", "f8g128"]
+out = ["f8g128"]
 [limits]
 same_bits = true
 [knobs]
 # 1: mma of E4M3, which compute capability 8.9 has; 0: codes made f16.
 NATIVE = "min(1, compute_capability // 89)"
-# Columns that a block has at least: size_out is 0 of f8g128.
-WIDE = "max(0, 256 - 256 * size_out)"
-TILE_M = "32 - WIDE // 16"
-TILE_N = "max(64, WIDE)"
-WARPS = "4 + WIDE // 64"
-STAGES = "3 - WIDE // 256"
+# A group of 128 columns of out has one scale: a block has gate and up of a whole group, a warp
+# those of the same 16 columns. At 64 rows that is 64 accumulators a thread, and as many for a
+# step's own sum, which is what registers hold.
+TILE_N = 256
+WARPS = 8
+TILE_M = 16
+STAGES = 2
 legal = [
-  # Warps form ceil_div(TILE_M, 64) rows; each owns 16 x 8 fragments, at most 32 columns of them.
-  "WARPS % ceil_div(TILE_M, 64) == 0",
-  # A warp has gate and up of the same columns.
-  "TILE_N % (WARPS // ceil_div(TILE_M, 64) * 16) == 0",
-  "TILE_N <= WARPS // ceil_div(TILE_M, 64) * 32",
-  # A group of 128 columns of an out in f8g128 has one scale: a block has whole groups.
-  "TILE_N >= WIDE",
-  # 64 accumulators a thread, and as many for a step's own sum, is what registers hold.
-  "TILE_M * TILE_N <= WARPS * 2048",
   # Deep pipelines hide latency at few rows; at many they only take shared memory from others.
   "(STAGES - 3) * TILE_M <= 96",
   "STAGES * (TILE_M + TILE_N) * (128 + 4) <= shared_memory_per_block",
 ]
 [knobs.choices]
-TILE_M = [16, 32, 64, 128]
-TILE_N = [32, 64, 128, 256]
-WARPS = [2, 4, 8]
+TILE_M = [16, 32, 64]
 STAGES = [2, 3, 6]
 [cost]
 bytes = "(TILE_M + TILE_N) * k * 33 // 32"
@@ -49,10 +39,10 @@ memory = "2 * intermediate * k * 33 // 32"
 //
 // x [rows, k] and weight [2 * intermediate, k] = [Wg; Wu] E4M3 codes, x with an f32 scale for each
 // row and 128 columns (f8g128), weight too or with one for each row (f8); out [rows, intermediate]
-// f32, bf16 or f8g128; all row-major; bias [2 * intermediate] f32, or none. The products of 128
-// columns are summed by the tensor cores, scaled and added in fp32; a row's own scale multiplies
-// the finished sum (atlas/product_f8.cuh). A block computes TILE_M rows by TILE_N / 2 columns of
-// out, groups of gate and up by turns. Bytes: 2 x intermediate x k of weights (f8g128 33 / 32) once
+// f8g128; all row-major; bias [2 * intermediate] f32, or none. The products of 128 columns are
+// summed by the tensor cores, scaled and added in fp32; a row's own scale multiplies the finished
+// sum (atlas/product_f8.cuh). A block computes TILE_M rows by TILE_N / 2 columns of out, groups of
+// gate and up by turns. Bytes: 2 x intermediate x k of weights (f8g128 33 / 32) once
 // per TILE_M rows; bound by weight bandwidth at few rows, by latency at one.
 #include "atlas/gated_columns.cuh"
 

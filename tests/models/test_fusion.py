@@ -122,6 +122,20 @@ def test_a_weight_kept_in_floats_takes_rows_that_are_not_rounded() -> None:
             assert (found_types["x"], found_types["weight"]) == types
 
 
+def test_an_mlp_of_two_formats_is_not_fused() -> None:
+    config = family_models.config("qwen3")
+    family = family_of(config)
+    for kept in ("gate_up", "down"):
+
+        def format_of(name: str, role: str, kept: str = kept) -> str:
+            return "bf16" if role == "fp8" and kept in name else {"fp8": "f8"}.get(role, role)
+
+        found = fusion.record(family, family.configure(config, Shard()), recipe("fp8", "cuda"), "cuda", format_of)
+        assert "gated_linear" not in ops(found)
+        activations = [dict(launch.key.dtypes)["out"] for launch in found.launches() if "activation" in launch.key.op]
+        assert set(activations) == {"f8g128" if kept == "gate_up" else "bf16"}
+
+
 def pair(**changes: Any) -> StepPrograms:
     """A linear and the activation of its product, and what `changes` says differs."""
     r = Recorder()
