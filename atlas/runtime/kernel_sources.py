@@ -11,7 +11,6 @@ from typing import Any
 from atlas.build import pack
 from atlas.build.architecture import runs_on
 from atlas.build.manifest import Manifest
-from atlas.build.wheel import ENTRY_POINTS, PACK_FILE
 from atlas.cache import cache_root, private_folder
 from atlas.errors import AtlasError, BuildError
 from atlas.runtime import core
@@ -96,7 +95,10 @@ def _from_pack(label: str, path: Path, fix: str, asked_for: bool = False) -> Sou
 
 def _data_wheels(fix: str) -> Iterator[Source]:
     """Packs of installed `atlas-infer-kernels-<target>` wheels, by name."""
-    import importlib.metadata  # brings half the standard library; most processes find kernels before they look here
+    # These bring half the standard library, and most processes find kernels before they look here.
+    import importlib.metadata
+
+    from atlas.build.wheel import ENTRY_POINTS, PACK_FILE
 
     points = importlib.metadata.entry_points(group=ENTRY_POINTS)
     for point in sorted(points, key=lambda p: (p.name, p.value)):
