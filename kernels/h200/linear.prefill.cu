@@ -26,8 +26,10 @@ weight = "tiles"
 // row-major, f32 or bf16; bias [n] f32 or none, added to the finished sum. The product is
 // gemm.cuh's: one persistent block a multiprocessor, tiles of 128 rows by `kColumns` columns; this
 // file says how wide they are and stores them. A thread's sums lie in pieces of 2 columns over 16
-// rows, and storing those takes one pass of the store unit for each row's 32 bytes: each warp turns
-// them round in shared memory, 128 bytes of a row at a time, and stores whole lines.
+// rows, and storing those takes one pass of the store unit for each row's 32 bytes. bf16 outputs
+// are laid out in shared memory, from where a copy a row takes them while the next tile is
+// multiplied; f32 outputs, for which there is no room, are turned round there by each warp, 32
+// columns at a time, and stored in whole lines.
 //
 // Bytes: n x k weights and rows x k inputs (again from the L2 for every tile), rows x n outputs. At
 // many rows the tensor cores bound it; up to 128 rows the weights are read once, and tiles are as
@@ -58,6 +60,13 @@ constexpr int kN = constants::n;
 constexpr int kTurnedColumns = 32, kTurnedStride = 40, kTurnedFloats = 16 * kTurnedStride;
 constexpr int kTurnedBytes = atlas::kGemmConsumers / 32 * kTurnedFloats * 4;
 
+constexpr int kColumns =
+    knobs::COLUMNS ? knobs::COLUMNS : atlas::tile_columns(kN, launch::max_rows, knobs::BLOCKS);
+// Rows of bf16 outputs are copies of multiples of 16 bytes. A warpgroup stages its 64, 4 banks
+// apart, so that the eight rows that stmatrix writes at a time meet in no bank.
+constexpr bool kStaged = sizeof(types::out) == 2 && kN % 8 == 0;
+constexpr int kStagedStride = 2 * kColumns + 16, kStagedBytes = 64 * kStagedStride;
+
 struct Cut {
   static constexpr auto kFormat = ::kFormat;
   static constexpr bool kPaired = false;
@@ -65,10 +74,9 @@ struct Cut {
   static constexpr int kTiles =
       ceil_div(constants::k, kFormat == atlas::GemmFormat::kBf16 ? 64 : 128);
   static constexpr int kGroup = knobs::GROUP;
-  static constexpr int kColumns =
-      knobs::COLUMNS ? knobs::COLUMNS : atlas::tile_columns(kN, launch::max_rows, knobs::BLOCKS);
-  static constexpr int kStages =
-      atlas::gemm_stages(launch::shared - kTurnedBytes, kColumns, kFormat);
+  static constexpr int kColumns = ::kColumns;
+  static constexpr int kStages = atlas::gemm_stages(
+      launch::shared - (kStaged ? 2 * kStagedBytes : kTurnedBytes), kColumns, kFormat);
 };
 using Gemm = atlas::Gemm<Cut>;
 
@@ -85,51 +93,38 @@ __device__ inline void store_four(types::out* target, const float4& value) {
   }
 }
 
-// bf16: 64 columns at a time, 16 bytes a lane in and out. (down of 8,192 rows on an H200 that runs
-// into its power limit: 659 TFLOP/s with f32 outputs, 689 so.)
-__device__ inline void store_tile_16(const types::bias* bias, types::out* out, float* turned,
-                                     const atlas::GemmTile& tile, int group, Gemm::Sums& sums) {
-  constexpr int kWidth = 64, kStride = 2 * kWidth + 16;
-  static_assert(16 * kStride <= kTurnedFloats * 4);
-  const int lane = threadIdx.x % 32, first = group * 64 + threadIdx.x / 32 % 4 * 16;
-  const int rows = tile.rows - first;
-  if (rows <= 0) return;
-  unsigned char* bytes = reinterpret_cast<unsigned char*>(turned);
-  const unsigned written = atlas::shared_address(bytes + lane % 16 * kStride + lane / 16 * 16);
-  const unsigned char* read = bytes + lane / 8 * kStride + lane % 8 * 16;
-  types::out* target =
-      out + static_cast<size_t>(tile.row + first + lane / 8) * kN + tile.column + lane % 8 * 8;
+// Rounds a warpgroup's sums, and starts a copy for each of its rows, once those of the tile before
+// have been read: which the threads that started them know.
+__device__ inline void stage_tile(const types::bias* bias, types::out* out, unsigned char* staged,
+                                  const atlas::GemmTile& tile, int group, Gemm::Sums& sums) {
+  const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
+  if (thread < 64) atlas::bulk_wait_read<0>();
+  atlas::named_barrier(1 + group, 128);
+  const unsigned target = atlas::shared_address(
+      staged + (thread / 32 * 16 + lane % 16) * kStagedStride + lane / 16 * 16);
 #pragma unroll
-  for (int begin = 0; begin < Cut::kColumns; begin += kWidth) {
-    const int width = Cut::kColumns - begin;
-    __syncwarp();
+  for (int block = 0; block < kColumns / 8; block += 2) {
+    unsigned packed[4];
 #pragma unroll
-    for (int j = 0; j < kWidth / 8; j += 2) {
-      if (8 * j >= width) break;
-      unsigned packed[4];
-#pragma unroll
-      for (int m = 0; m < 4; ++m) {
-        const int block = begin / 8 + j + m / 2;
-        float low = Gemm::element(sums, block, m % 2, 0);
-        float high = Gemm::element(sums, block, m % 2, 1);
-        if constexpr (HAS_BIAS) {
-          const int column = tile.column + 8 * block + lane % 4 * 2;
-          if (column < kN) low += bias[column], high += bias[column + 1];
-        }
-        const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-        packed[m] = reinterpret_cast<const unsigned&>(both);
+    for (int m = 0; m < 4; ++m) {
+      float low = Gemm::element(sums, block + m / 2, m % 2, 0);
+      float high = Gemm::element(sums, block + m / 2, m % 2, 1);
+      if constexpr (HAS_BIAS) {
+        const int column = tile.column + 8 * (block + m / 2) + lane % 4 * 2;
+        if (column < kN) low += bias[column], high += bias[column + 1];
       }
-      atlas::stmatrix_x4(written + 16 * j, packed);
+      const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+      packed[m] = reinterpret_cast<const unsigned&>(both);
     }
-    __syncwarp();
-    if (lane % 8 * 8 >= width || tile.column + begin + lane % 8 * 8 >= kN) continue;
-#pragma unroll
-    for (int row = 0; row < 16; row += 4) {
-      const uint4 value = *reinterpret_cast<const uint4*>(read + row * kStride);
-      if (row + lane / 8 < rows) {
-        *reinterpret_cast<uint4*>(target + static_cast<size_t>(row) * kN + begin) = value;
-      }
-    }
+    atlas::stmatrix_x4(target + 16 * block, packed);
+  }
+  atlas::publish_to_async_proxy();
+  atlas::named_barrier(1 + group, 128);
+  const int row = group * 64 + thread;
+  if (thread < 64 && row < tile.rows) {
+    atlas::bulk_store(out + static_cast<size_t>(tile.row + row) * kN + tile.column,
+                      staged + thread * kStagedStride, 2 * min(kColumns, kN - tile.column));
+    atlas::bulk_commit();
   }
 }
 
@@ -192,11 +187,14 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
   gemm.run(
       x, weight, rows,
       [&](const atlas::GemmTile& tile, int group, Gemm::Sums& sums) {
-        if constexpr (sizeof(types::out) == 2 && kN % 8 == 0) {
-          store_tile_16(bias, out, turned, tile, group, sums);
+        if constexpr (kStaged) {
+          stage_tile(bias, out, shared_memory + Gemm::kBytes + group * kStagedBytes, tile, group,
+                     sums);
         } else {
           store_tile(bias, out, turned, tile, group, sums);
         }
       },
-      [] {});
+      [] {
+        if constexpr (kStaged) atlas::bulk_wait<0>();
+      });
 }
