@@ -43,6 +43,8 @@ def count_row(sequence: Sequence, vocab: int) -> Array:
     Written whole when a sequence gets its slot: whatever part of the prompt runs in which chunk, is computed
     again after a preemption or not at all, the counts are right. From then on `sample` counts on the device.
     """
-    generated = np.bincount(sequence.tokens[sequence.prompt_length :], minlength=vocab).astype(np.uint32)
-    generated[sequence.tokens[: sequence.prompt_length]] |= np.uint32(COUNT_PROMPT)
-    return generated.view(np.int32)
+    counts = np.zeros(vocab, np.uint32)
+    for token in sequence.tokens[sequence.prompt_length :]:  # none, unless it was preempted
+        counts[token] += 1
+    counts[sequence.tokens[: sequence.prompt_length]] |= np.uint32(COUNT_PROMPT)
+    return counts.view(np.int32)
