@@ -76,8 +76,8 @@ def collect_ids(checkpoint: Checkpoint, ids: list[int], progress: Progress) -> d
 
 
 def matrix_of(launch: Launch) -> str | None:
-    """The weight buffer of a matrix product over all rows; None for other launches, and for the head."""
-    if launch.key.op != "linear" or ("rows", "n_rows") not in launch.dims:
+    """The weight buffer of a matrix product of the layers; None for other launches, and for the head."""
+    if launch.key.op != "linear" or launch.name == "lm_head":
         return None
     return dict(launch.operands)["weight"]
 
@@ -111,31 +111,34 @@ class _Statistics:
 
 def _load(checkpoint: Checkpoint) -> Runner:
     blocks = -(-CONTEXT // KV_BLOCK_SIZE)
-    options = RunnerOptions(backend="cpu", quant="f32", max_seqs=1, max_rows=CONTEXT, max_logits=1)
+    options = RunnerOptions(backend="cpu", quant="f32", max_seqs=1, max_rows=CONTEXT, max_logits=CONTEXT)
     config = family_of(checkpoint.config).configure(checkpoint.config, Shard())
     context = min(blocks * KV_BLOCK_SIZE, config.max_context)
     return Runner.load(checkpoint, dataclasses.replace(options, max_context=context))
 
 
 def _fill(runner: Runner, ids: list[int]) -> None:
-    """A step that reads `ids` as the start of one sequence."""
+    """A step that reads `ids` as the start of one sequence, and wants the logits of all: only such rows go through the
+    last layer's MLP."""
     block, rows = runner.block, len(ids)
-    block.set_symbols({"n_rows": rows, "n_seqs": 1, "n_logits": 1})
+    block.set_symbols({"n_rows": rows, "n_seqs": 1, "n_logits": rows})
     block.row_token[:rows] = ids
     block.row_position[:rows] = np.arange(rows)
     block.row_seq[:rows] = block.row_kind[:rows] = block.seq_slot[:1] = 0
     block.seq_rope[0] = runner.config.rope_set(rows)
     block.block_table[0] = np.arange(runner.limits.max_blocks)
-    block.logit_row[0] = rows - 1
-    block.logit_slot[0] = block.logit_mask[0] = -1
-    block.logit_temperature[0] = 0.0
+    block.logit_row[:rows] = np.arange(rows)
+    block.logit_slot[:rows] = block.logit_mask[:rows] = -1
+    block.logit_temperature[:rows] = 0.0
 
 
 def _step(runner: Runner, statistics: Mapping[str, _Statistics], keep: Array) -> None:
-    """Run the step launch by launch, and look at what enters each matrix."""
+    """Run the step launch by launch up to the head, and look at what enters each matrix."""
     backend, rows = runner.backend, len(keep)
     backend.begin_step(runner.plan.offsets["step.header"], runner.step_memory, runner.block.used_bytes())
     for index, launch in enumerate(runner.forward_program.launches):
+        if launch.name == "lm_head":
+            break
         if launch.name in statistics:
             statistics[launch.name].add(runner.read(dict(launch.operands)["x"])[:rows], keep)
         runner.run_launch("forward", index)
