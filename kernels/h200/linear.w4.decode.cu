@@ -9,6 +9,9 @@ up_to = [8, 16, 32, 64, 128, 256]
 [serves]
 x = ["bf16"]
 weight = ["nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m"]
+[limits]
+# i4g32m with 128 rows and an odd number of k tiles: 12 bytes.
+spills = 16
 [scratch]
 bytes = "multiprocessors * 2 * 2 * 512 * max_rows"
 [knobs]
