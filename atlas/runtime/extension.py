@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 import threading
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 from typing import Any
 
 from atlas.errors import AtlasError
@@ -54,19 +57,15 @@ def _module() -> Any:
 
 
 def _installed_extension(error: ImportError) -> Any:
-    """The extension of the installed distribution, for Python run from a source checkout, where `atlas`
-    is the checkout's folder and holds no extension."""
-    import importlib.metadata
-    import importlib.util
-
+    """The extension of the installation that comes first on the path, for Python run from a source checkout, where
+    `atlas` is the checkout's folder and holds no extension."""
+    files = (Path(folder, "atlas", f"_core{end}") for folder in sys.path for end in EXTENSION_SUFFIXES)
     try:
-        files = importlib.metadata.distribution("atlas-infer").files or []
-        path = next(str(file.locate()) for file in files if file.match("atlas/_core*.so"))
-        spec = importlib.util.spec_from_file_location("atlas._core", path)
+        spec = importlib.util.spec_from_file_location("atlas._core", next(file for file in files if file.is_file()))
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except (importlib.metadata.PackageNotFoundError, StopIteration, ImportError) as second:
+    except (StopIteration, ImportError) as second:
         reason = second if isinstance(second, ImportError) and str(second) else error
         raise AtlasError(
             "atlas._core", f"the compiled extension is missing or does not load ({reason})", "", "run `pip install .`"

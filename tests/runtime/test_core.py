@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from atlas.errors import AtlasError, BuildError, DeviceError
 from atlas.runtime import core
 from atlas.runtime.step import HEADER_WORDS, PHASE_DECODE, PHASE_PREFILL, PHASE_WORD, STEP_VERSION
 
+ROOT = Path(__file__).resolve().parents[2]
 ARENA = 1 << 16
 
 
@@ -177,3 +181,23 @@ def test_a_forked_child_gets_an_error_and_no_hang(backend: core.CoreBackend) -> 
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         pytest.fail("the child hangs")
+
+
+def test_a_checkout_takes_the_extension_of_the_installation_that_comes_first_on_the_path(tmp_path: Path) -> None:
+    """`atlas` is then the checkout's folder, where Python does not look for it."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from atlas.runtime.extension import extension\n"
+        "try: print(extension())\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+        "sys.path.append(sys.argv[2])\n"
+        "print(extension().__file__)\n"
+    )
+    here = Path(core.extension().__file__)
+    (tmp_path / "atlas").mkdir()
+    for part in ("__init__.py", "errors.py", "build", "ops", "runtime", "targets"):
+        (tmp_path / "atlas" / part).symlink_to(ROOT / "atlas" / part)
+    command = [sys.executable, "-S", "-c", code, str(tmp_path), str(here.parents[1])]
+    missing, found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert missing.startswith("AtlasError atlas._core: the compiled extension is missing or does not load (")
+    assert found == str(here)
