@@ -2,7 +2,7 @@
 [launch]
 grid = ["multiprocessors", 1, 1]
 block = "288 + min(1, max_rows // 32) * 256 + min(1, max_rows // 128) * 96"
-shared = "(130 + min(1, max_rows // 64) * 86) * 1024"
+shared = "(130 + min(1, max_rows // 64) * 92) * 1024"
 pdl = true
 [rows]
 up_to = [8, 16, 32, 64, 128, 256]

@@ -14,7 +14,11 @@ weight = ["bf16", "f8", "f8g128"]
 [scratch]
 bytes = "multiprocessors * 2 * 512 * max_rows"
 [knobs]
-RANGES = "multiprocessors"
+BLOCKS = "ceil_div(n, 128)"
+EACH = "multiprocessors // BLOCKS"
+# Whether that many whole ranges of each row block keep nine of ten multiprocessors at work.
+EVEN = "min(1, 10 * BLOCKS * EACH // (9 * multiprocessors))"
+RANGES = "multiprocessors - EVEN * (multiprocessors - BLOCKS * EACH)"
 TOGETHER = 1
 [layouts]
 x = "tiles"

@@ -18,4 +18,17 @@ __device__ inline float activate(float x) {
   }
 }
 
+// The same with the hardware's exponential and reciprocal, a third of the instructions: for results
+// that are rounded to 16 bits or fewer.
+template <int kActivation>
+__device__ inline float activate_rounded(float x) {
+  if constexpr (kActivation == 0) {
+    return __fdividef(x, 1.0f + __expf(-x));
+  } else if constexpr (kActivation == 1) {
+    return __fdividef(x, 1.0f + __expf(-1.5957691216f * (x + 0.044715f * x * x * x)));
+  } else {
+    return activate<kActivation>(x);
+  }
+}
+
 }  // namespace atlas

@@ -86,11 +86,6 @@ struct F8Weights {
   static constexpr int kTile = kTileStride<!kRowScales>, kTail = kRowScales ? kTileScaleBytes : 0;
   static constexpr int kSpan = 1, kUnit = 1, kLag = 0, kStride = align_up(kTile, 1024);
   static constexpr bool kScaled = true, kMovesRegisters = kN * kTogether == 256;
-  // Tokens whose tile sums are in registers at a time, and how many such.
-  static constexpr int kMostPart = 128, kMostBuffers = 1;
-  static constexpr int kPart = kN < 64 ? kN : kN * kTogether == 256 ? kMostPart : 64;
-  static constexpr int kParts = kTogether * kN / kPart;
-  static constexpr int kBuffers = kParts > 1 && kMovesRegisters ? kMostBuffers : 1;
   float sum[kTogether][kN / 2];
 
   __device__ void begin(const unsigned char* const (&tails)[kTogether]) {
@@ -108,21 +103,19 @@ struct F8Weights {
     }
   }
   __device__ void multiply(const Slot& slot, int /*tiles*/) {
-    float tile[kBuffers][kPart / 2];
-    if constexpr (kBuffers == 2) start(slot, 0, tile[0]);
+    const auto b = wgmma_descriptor(slot.tokens);
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      if constexpr (kBuffers == 1) {
-        start(slot, part, tile[0]);
-        wgmma_wait<0>();
-      } else if (part + 1 < kParts) {
-        start(slot, part + 1, tile[(part + 1) % 2]);
-        wgmma_wait<1>();
-      } else {
-        wgmma_wait<0>();
-      }
-      wgmma_hold(tile[part % kBuffers]);
-      add(slot, part, tile[part % kBuffers]);
+    for (int block = 0; block < kTogether; ++block) {
+      const unsigned char* const weights = slot.weights + block * kStride;
+      const auto a = wgmma_descriptor(weights + warpgroup() * (kTileBytes / 2));
+      float tile[kN / 2];
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) Wgmma<kN>::e4m3_ss(tile, a + 2 * i, b + 2 * i, i > 0);
+      wgmma_commit();
+      wgmma_wait<0>();
+      wgmma_hold(tile);
+      add(tile, slot.token_scales, weights + kTileBytes, sum[block]);
     }
   }
   __device__ void finish(const unsigned char* const (& /*tails*/)[kTogether]) {
@@ -139,32 +132,20 @@ struct F8Weights {
   float scale_[kTogether][2];  // of rows, if they have one
 
   __device__ static int row() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
-  __device__ static int block_of(int part) { return part * kPart / kN; }
-  __device__ static int token_of(int part) { return part * kPart % kN; }
 
-  __device__ static void start(const Slot& slot, int part, float (&tile)[kPart / 2]) {
-    const auto a =
-        wgmma_descriptor(slot.weights + block_of(part) * kStride + warpgroup() * (kTileBytes / 2));
-    const auto b = wgmma_descriptor(slot.tokens + token_of(part) * kTileRowBytes);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) Wgmma<kPart>::e4m3_ss(tile, a + 2 * i, b + 2 * i, i > 0);
-    wgmma_commit();
-  }
-  __device__ void add(const Slot& slot, int part, const float (&tile)[kPart / 2]) {
-    const float* token_scales = slot.token_scales + token_of(part) + threadIdx.x % 4 * 2;
-    float* const sums = sum[block_of(part)] + token_of(part) / 2;
+  // `row_scales`: of the tile, if its weights have them.
+  __device__ static void add(const float (&tile)[kN / 2], const float* token_scales,
+                             const unsigned char* row_scales, float (&sums)[kN / 2]) {
     float scale[2];
     if constexpr (!kRowScales) {
-      const float* rows =
-          reinterpret_cast<const float*>(slot.weights + block_of(part) * kStride + kTileBytes) +
-          row();
+      const float* rows = reinterpret_cast<const float*>(row_scales) + row();
       scale[0] = rows[0];
       scale[1] = rows[8];
     }
 #pragma unroll
-    for (int j = 0; j < kPart / 8; ++j) {
-      const float2 tokens = *reinterpret_cast<const float2*>(token_scales + 8 * j);
+    for (int j = 0; j < kN / 8; ++j) {
+      const float2 tokens =
+          *reinterpret_cast<const float2*>(token_scales + 8 * j + threadIdx.x % 4 * 2);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float2 by = tokens;
@@ -172,8 +153,9 @@ struct F8Weights {
           by.x *= scale[i];
           by.y *= scale[i];
         }
-        sums[4 * j + 2 * i] = fmaf(tile[4 * j + 2 * i], by.x, sums[4 * j + 2 * i]);
-        sums[4 * j + 2 * i + 1] = fmaf(tile[4 * j + 2 * i + 1], by.y, sums[4 * j + 2 * i + 1]);
+        float* const to = sums + 4 * j + 2 * i;
+        to[0] = fmaf(tile[4 * j + 2 * i], by.x, to[0]);
+        to[1] = fmaf(tile[4 * j + 2 * i + 1], by.y, to[1]);
       }
     }
   }

@@ -22,89 +22,95 @@ constexpr int kBlocks = ceil_div(kColumns, kBlockColumns);
 using Split = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES>;
 using Sums = atlas::SharedSums<Split>;
 constexpr bool kF8Out = atlas::same_type<types::out, unsigned char>;
-// The largest magnitudes of up to kOwn eights of tokens, by token and warp, twice.
-constexpr int kWarps = atlas::kConsumers / 32;
-constexpr int kLargest = Sums::kOwn * 8 * kWarps, kRest = kF8Out ? 2 * kLargest * 4 : 0;
+constexpr int kSides = Weights::kSides, kOutTiles = ceil_div(kColumns, kF8Out ? 128 : 64);
+// Tiles of out that a thread has a part of, and eights of tokens that it activates at a time: of
+// one tile, all. Rows that are not there are activated, too, but not stored: with branches around
+// eights the compiler spills.
+constexpr int kMyTiles = kF8Out ? 1 : kTogether;
+constexpr int kOwn = kMyTiles * kSides == 1 || kN == 8 ? kN / 8 : kN < 128 ? 2 : 8;
+// Where they wait to be copied, and what the groups of f8g128 are multiplied by.
+constexpr int kEightBytes = 8 * atlas::kTileRowBytes, kStaged = kMyTiles * kOwn * kEightBytes;
+constexpr int kRest = kSides * kStaged + (kF8Out ? kN * 4 : 0);
 using Product = atlas::DecodeProduct<Split, launch::shared, kRest>;
-static_assert(launch::block == atlas::decode_threads(Weights::kMovesRegisters, Weights::kSides),
+static_assert(launch::block == atlas::decode_threads(Weights::kMovesRegisters, kSides),
               "consumers and those who copy");
-static_assert(!kF8Out || kTogether == 2, "a thread block has whole groups of 128 columns of out");
+static_assert(!kF8Out || (kTogether == 2 && kSides == 1),
+              "a thread has both halves of a group of 128 columns");
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
 __device__ inline float gated(const float* bias, int column, float gate, float up) {
-  if (column >= kColumns) return 0.0f;
+  if (kColumns % kBlockColumns != 0 && column >= kColumns) return 0.0f;
   if constexpr (HAS_BIAS) {
     gate += bias[column];
     up += bias[kColumns + column];
   }
-  return atlas::activate<constants::activation>(gate) * up;
+  return atlas::activate_rounded<constants::activation>(gate) * up;
 }
 
-// A column's gate and up are rows 8 apart of a row block, so a thread has both: `values` of its
-// column of a block, two tokens.
-__device__ inline void gate(const float* bias, int column, float4 sums, float (&values)[2]) {
-  values[0] = gated(bias, column, sums.x, sums.z);
-  values[1] = gated(bias, column, sums.y, sums.w);
-}
-__device__ inline int column_of(int block) {
-  return block * kBlockColumns + atlas::consumer() / 32 * 8 + threadIdx.x % 32 / 4;
-}
-
-// bf16. Eight lanes store 16 bytes of a row.
+// Activates finished sums and stores them: a tile of out by eights of tokens, which are contiguous
+// in memory, by way of shared memory. f8g128: a tile is a group of 128 columns and its scales.
 template <class Out>
 struct Store {
+  static constexpr int kOwn = ::kOwn, kWarps = atlas::kConsumers / 32;
+  static_assert(!kF8Out || kN * kWarps * 4 <= kStaged, "largest magnitudes stand where codes will");
+
   const float* bias;
-  Out* out;
+  unsigned char* out;  // the row of tiles
   int rows, group;
 
   template <int kCount>
-  __device__ void operator()(const int (&eights)[kCount],
-                             const float4 (&sums)[kCount][kTogether]) const {
-#pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-      if (8 * eights[n] >= rows) break;
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int block = (group * Weights::kSides + atlas::side()) * kTogether + i,
-                  column = column_of(block);
-        if (block >= kBlocks) break;
-        float values[2];
-        gate(bias, column, sums[n][i], values);
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int row = 8 * eights[n] + threadIdx.x % 4 * 2 + e;
-          if (row >= rows) break;
-          out[atlas::tiles_offset(row, 2 * column, kBlocks) / 2] =
-              atlas::from_float<Out>(values[e]);
-        }
-      }
-    }
-  }
-};
-
-// f8g128: a group of 128 columns. All consumers call it together.
-template <class Out>
-struct StoreF8 {
-  const float* bias;
-  Out* out;  // the group's tile
-  int rows, group;
-  unsigned* largest;
-  int* turn;
-
-  template <int kCount>
-  __device__ void operator()(const int (&eights)[kCount],
-                             const float4 (&sums)[kCount][kTogether]) const {
-    const int warp = atlas::consumer() / 32, lane = threadIdx.x % 32, token = lane % 4 * 2;
-    unsigned* const most = largest + *turn * kLargest;
-    *turn ^= 1;  // the barrier below is behind everyone's reads of the turn before
+  __device__ void operator()(int start, int step, const float4 (&sums)[kCount][kTogether]) const {
+    static_assert(kCount <= kOwn, "they have room");
+    unsigned char* const staged = shared_memory + launch::shared - kRest + Split::side() * kStaged;
+    const int me = Split::consumer(), warp = me / 32, lane = me % 32;
+    const int first = (group * kSides + Split::side()) * kTogether;
+    // The last call's eights are on their way.
+    if (me < kMyTiles * kOwn) atlas::bulk_wait_read<0>();
+    barrier();
     float value[kCount][kTogether][2];
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        gate(bias, column_of(group * kTogether + i), sums[n][i], value[n][i]);
+        // A column's gate and up are rows 8 apart of a row block, so a thread has both.
+        const int in_block = 8 * warp + lane / 4;
+        const int column = (first + i) * kBlockColumns + in_block;
+        const float4& four = sums[n][i];
+        value[n][i][0] = gated(bias, column, four.x, four.z);
+        value[n][i][1] = gated(bias, column, four.y, four.w);
+        if constexpr (!kF8Out) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            *reinterpret_cast<Out*>(staged + (n * kMyTiles + i) * kEightBytes +
+                                    atlas::in_tile(lane % 4 * 2 + e, 2 * in_block)) =
+                atlas::from_float<Out>(value[n][i][e]);
+          }
+        }
       }
+    }
+    if constexpr (kF8Out) scale(start, step, value, staged);
+    atlas::publish_to_async_proxy();
+    barrier();
+    const int eight = start + me / kMyTiles * step, tile = kF8Out ? group : first + me % kMyTiles;
+    if (me < kMyTiles * kCount && 8 * eight < rows && tile < kOutTiles) {
+      atlas::bulk_store(out + atlas::tile_offset<kF8Out>(0, tile, kOutTiles) + eight * kEightBytes,
+                        staged + me * kEightBytes, min(8, rows - 8 * eight) * atlas::kTileRowBytes);
+      atlas::bulk_commit();
+    }
+  }
+
+ private:
+  __device__ static void barrier() { atlas::named_barrier(1 + Split::side(), atlas::kConsumers); }
+
+  template <int kCount>
+  __device__ void scale(int start, int step, const float (&value)[kCount][kTogether][2],
+                        unsigned char* staged) const {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = lane % 4 * 2;
+    auto* const largest = reinterpret_cast<unsigned*>(staged);  // by token and warp
+    auto* const factors = reinterpret_cast<float*>(staged + kStaged);
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         unsigned mine = 0;
@@ -116,58 +122,49 @@ struct StoreF8 {
         for (int mask = 4; mask < 32; mask *= 2) {
           mine = max(mine, __shfl_xor_sync(0xFFFFFFFFu, mine, mask));
         }
-        if (lane < 4) most[(8 * n + token + e) * kWarps + warp] = mine;
+        if (lane < 4) largest[(8 * n + token + e) * kWarps + warp] = mine;
       }
     }
-    atlas::named_barrier(1, atlas::kConsumers);
+    barrier();
+    const int row = 8 * (start + threadIdx.x / 8 * step) + threadIdx.x % 8;
+    if (threadIdx.x < 8 * kCount && row < rows) {
+      unsigned most = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) most = max(most, largest[threadIdx.x * kWarps + w]);
+      const atlas::F8Group scaled(most);
+      factors[threadIdx.x] = scaled.used ? scaled.factor : -1.0f;
+      *reinterpret_cast<float*>(out + atlas::tile_offset<true>(0, group, kOutTiles) +
+                                atlas::kTileBytes + row * 4) = scaled.scale;
+    }
+    barrier();
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
-      if (8 * eights[n] >= rows) break;
+      const float2 factor = *reinterpret_cast<const float2*>(factors + 8 * n + token);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const auto* four = reinterpret_cast<const uint4*>(most + (8 * n + token + e) * kWarps);
-        const uint4 a = four[0], b = four[1];
-        const atlas::F8Group scaled(
-            max(max(max(a.x, a.y), max(a.z, a.w)), max(max(b.x, b.y), max(b.z, b.w))));
-        const int row = 8 * eights[n] + token + e;
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          // Four lanes' codes in one word.
-          unsigned code = scaled.code(value[n][i][e]);
-          code |= __shfl_down_sync(0xFFFFFFFFu, code, 4) << 8;
-          code |= __shfl_down_sync(0xFFFFFFFFu, code, 8) << 16;
-          if (row < rows && lane / 4 % 4 == 0) {
-            *reinterpret_cast<unsigned*>(
-                out + atlas::in_tile(row, i * kBlockColumns + 8 * warp + lane / 4)) = code;
-          }
-        }
-        if (row < rows && warp == 0 && lane < 4) {
-          *reinterpret_cast<float*>(out + atlas::kTileBytes + row * 4) = scaled.scale;
-        }
+      for (int i = 0; i < kTogether; ++i) {
+        // Codes of one column, two tokens.
+        const unsigned codes = __nv_cvt_float2_to_fp8x2(
+            make_float2(value[n][i][0] * factor.x, value[n][i][1] * factor.y), __NV_SATFINITE,
+            __NV_E4M3);
+        const int column = i * kBlockColumns + 8 * warp + lane / 4;
+        unsigned char* const to = staged + n * kEightBytes;
+        to[atlas::in_tile(token, column)] = factor.x < 0.0f ? 0 : codes & 0xFF;
+        to[atlas::in_tile(token + 1, column)] = factor.y < 0.0f ? 0 : codes >> 8;
       }
     }
   }
 };
-static_assert(kWarps == 8, "a token's largest magnitudes are two words of four");
 
 template <class Out>
 __device__ inline void consume(Product& product, const Sums& shared, const unsigned char* weights,
                                const float* bias, Out* out, int rows) {
-  int turn = 0;
   product.consume(weights, [&](int group, int pass, float (&sums)[kTogether][kN / 2]) {
     const int left = min(rows - pass * kN, kN);
-    if constexpr (kF8Out) {
-      constexpr int kOutTiles = ceil_div(kColumns, 128);
-      auto* largest = reinterpret_cast<unsigned*>(shared_memory + launch::shared - kRest);
-      const StoreF8<Out> store{bias,    out + atlas::tile_offset<true>(pass, group, kOutTiles),
-                               left,    group,
-                               largest, &turn};
-      shared.finish(group, pass, sums, left, store);
-    } else {
-      const Store<Out> store{bias, out + atlas::tile_offset(pass, 0, kBlocks) / 2, left, group};
-      shared.finish(group, pass, sums, left, store);
-    }
+    auto* tiles =
+        reinterpret_cast<unsigned char*>(out) + atlas::tile_offset<kF8Out>(pass, 0, kOutTiles);
+    shared.finish(group, pass, sums, left, Store<Out>{bias, tiles, left, group});
   });
+  if (Split::consumer() < kMyTiles * kOwn) atlas::bulk_wait<0>();
 }
 
 }  // namespace
@@ -181,6 +178,6 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
     product.produce(weights, reinterpret_cast<const unsigned char*>(x));
   } else {
     product.start_consumers();
-    consume(product, Sums(scratch), weights, bias, out, *n_rows);
+    consume(product, Sums(scratch, shared_memory), weights, bias, out, *n_rows);
   }
 }

@@ -23,22 +23,23 @@ static_assert(launch::block == atlas::decode_threads(Weights::kMovesRegisters, W
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
-// Stores finished sums of some eights of tokens. Eight lanes store 32 bytes of a row.
+// Stores finished sums of some eights of tokens, 32 bytes of a row at a time.
 struct Store {
   const float* bias;
   types::out* out;
   int rows, group;
 
+  static constexpr int kOwn = kN / 8 < 2 ? 1 : 2;
+
   template <int kCount>
-  __device__ void operator()(const int (&eights)[kCount],
-                             const float4 (&sums)[kCount][kTogether]) const {
+  __device__ void operator()(int start, int step, const float4 (&sums)[kCount][kTogether]) const {
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
-      if (8 * eights[n] >= rows) break;
+      const int eight = start + n * step;
+      if (8 * eight >= rows) break;
 #pragma unroll
       for (int block = 0; block < kTogether; ++block) {
-        store((group * Weights::kSides + atlas::side()) * kTogether + block, eights[n],
-              sums[n][block]);
+        store((group * Weights::kSides + Split::side()) * kTogether + block, eight, sums[n][block]);
       }
     }
   }
@@ -46,7 +47,7 @@ struct Store {
   __device__ void store(int block, int eight, float4 four) const {
     const float sums[4] = {four.x, four.y, four.z, four.w};
     const int lane = threadIdx.x % 32, row = 8 * eight + lane % 4 * 2;
-    const int column = block * atlas::kTileRows + atlas::consumer() / 32 * 16 + lane / 4;
+    const int column = block * atlas::kTileRows + Split::consumer() / 32 * 16 + lane / 4;
     types::out* to = out + static_cast<size_t>(row) * kColumns + column;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -75,7 +76,7 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
     product.produce(weights, reinterpret_cast<const unsigned char*>(x));
   } else {
     product.start_consumers();
-    const Sums shared(scratch);
+    const Sums shared(scratch, shared_memory);
     product.consume(weights, [&](int group, int pass, float (&sums)[kTogether][kN / 2]) {
       const int before = pass * kN, left = min(rows - before, kN);
       const Store store{bias, out + static_cast<size_t>(before) * kColumns, left, group};

@@ -18,27 +18,21 @@
 
 namespace atlas {
 
+// Finished sums go to give(start, step, sums): sums[n][block] are those of the eight tokens from 8
+// * (start + n * step) on, as a thread holds them. Give::kOwn: eights that it takes at a time from
+// registers. All consumers call it together.
 template <class Split>
 class SharedSums {
  public:
   static constexpr int kN = Split::kN, kTogether = Split::kTogether;
-  // Eights of tokens whose sums are given out at a time.
-  static constexpr int kMostOwn = kN * kTogether <= 32    ? 1
-                                  : kN * kTogether < 128  ? 4
-                                  : kN * kTogether == 128 ? 2
-                                                          : kTogether;
-  // Two sides of consumers leave few registers beside the sums of many tokens.
-  static constexpr bool kShort = Split::kSides > 1 && kN >= 64;
-  static constexpr int kOwn = kShort ? 2 : kN / 8 < kMostOwn ? kN / 8 : kMostOwn;
-  static constexpr int kMostShared = kN >= 128 ? 4 : kN / 32;
-  static constexpr int kShared = kShort || kMostShared < kTogether ? 1 : kMostShared / kTogether;
 
-  __device__ explicit SharedSums(unsigned char* scratch)
-      : parts_(reinterpret_cast<uint4*>(scratch) + side() * kSide + consumer()) {}
+  // `spare`: shared memory of which nobody needs the contents once the last slot is summed up.
+  __device__ SharedSums(unsigned char* scratch, unsigned char* spare)
+      : parts_(reinterpret_cast<uint4*>(scratch) + Split::side() * kSide + Split::consumer()),
+        kept_(reinterpret_cast<uint4*>(spare) + Split::side() * kKept + Split::consumer()) {}
 
-  // The sums of this thread block's range and of the others that have a part of the group, to
-  // give(eights, sums) for `rows` tokens: sums[n][block] are those of tokens 8 * eights[n] .. as a
-  // thread holds them. Others give the rest. `sum` is used up.
+  // Adds the sums of the other ranges that have a part of the group to those of this thread
+  // block's, and gives a share of the `rows` tokens; others give the rest. `sum` is used up.
   template <class Give>
   __device__ void finish(int group, int pass, float (&sum)[kTogether][kN / 2], int rows,
                          Give give) const {
@@ -47,108 +41,147 @@ class SharedSums {
     // Whether the first range has begun the group before it came to its own first.
     const bool begun = first != last && Split::first_group(first) < group;
     const int finishers = last - first + (begun ? 0 : 1);
-    if (finishers > 1 || range < last) {
-      put(part(range, begun && range == first, pass), sum, rows);
-      if (begun && range == first) return;
-    }
-    if (finishers == 1) {
-      give_own(begun ? part(first, true, pass) : nullptr, sum, rows, give);
+    if (begun && range == first) {
+      put(part(range, true, pass), sum, rows, -1, 1);
+    } else if (finishers == 1) {
+      if (begun) add_before(part(first, true, pass), sum, rows);
+      give_own(sum, rows, give);
     } else {
-      give_shared(first, last, begun, pass, rows, give);
+      const int mine = range - first - (begun ? 1 : 0);
+      if constexpr (kKeeps) named_barrier(1, Split::kSides * kConsumers);  // all is summed up
+      put(part(range, false, pass), sum, rows, kKeeps ? mine : -1, finishers);
+      give_shared(first, last, begun, mine, finishers, pass, rows, give);
     }
   }
 
  private:
-  // Parts that are read at a time: a group has 2 to 6 in the products of 8B models.
+  // Whether a thread block keeps its own share of its sums: between passes nothing is spare.
+  static constexpr bool kKeeps = Split::kPasses == 1;
+  static constexpr int kMostShared = kN >= 128 ? 4 : kN / 32;
+  // Eights of a share, and parts, that are read at a time: a group has 2 to 6 parts in the products
+  // of 8B models.
+  // Two sides of consumers leave few registers beside the sums of many tokens.
+  static constexpr bool kShort = Split::kSides > 1 && kN >= 64;
+  static constexpr int kShared = kShort || kMostShared < kTogether ? 1 : kMostShared / kTogether;
   static constexpr int kAtOnce = kN <= 32 || kShort ? 4 : 12 / (kShared * kTogether);
-  // Of four sums a thread: of a row block, of a part, from a range to the next.
+  // Of four sums a thread: of a row block, of a part, from a range to the next; of what is kept.
   static constexpr int kBlock = kN / 8 * kConsumers, kSide = kTogether * kBlock;
   static constexpr int kPass = Split::kSides * kSide, kPart = Split::kPasses * kPass;
-  static constexpr int kRange = 2 * kPart;
+  static constexpr int kRange = 2 * kPart, kKept = (kN / 8 + 1) / 2 * kTogether * kConsumers;
 
   // What a range has of a group that it begins, or of its first.
   __device__ uint4* part(int range, bool begun, int pass) const {
     return parts_ + static_cast<size_t>(range) * kRange + (begun ? kPart : 0) + pass * kPass;
   }
+  // Where the n-th eight of this thread block's own share waits.
+  __device__ uint4* kept(int n, int block) const {
+    return kept_ + (n * kTogether + block) * kConsumers;
+  }
 
-  __device__ static void put(uint4* to, const float (&sum)[kTogether][kN / 2], int rows) {
+  // Leaves sums in scratch, but for every `step`-th eight from `mine` on, which stays here.
+  __device__ void put(uint4* to, const float (&sum)[kTogether][kN / 2], int rows, int mine,
+                      int step) const {
+    int next = mine, n = 0;
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
       if (8 * j >= rows) break;
+      const bool stays = j == next;
 #pragma unroll
       for (int block = 0; block < kTogether; ++block) {
         const float* four = sum[block] + 4 * j;
         store(
-            to + block * kBlock + j * kConsumers,
+            stays ? kept(n, block) : to + block * kBlock + j * kConsumers,
             make_uint4(inverted(four[0]), inverted(four[1]), inverted(four[2]), inverted(four[3])));
+      }
+      if (stays) {
+        next += step;
+        ++n;
       }
     }
   }
   // The addition makes the one NaN that arithmetic makes of any other.
   __device__ static unsigned inverted(float sum) { return ~__float_as_uint(sum + 0.0f); }
 
-  // Everything, from this range's sums and, if there is one, the part before. A loop that moves
-  // registers along: unrolled, its code takes longer to come than to run.
-  template <class Give>
-  __device__ static void give_own(uint4* before, float (&sum)[kTogether][kN / 2], int rows,
-                                  Give give) {
-    uint4 next[kOwn][kTogether] = {};
-    const auto ask = [&](int start) {
+  // Adds the part before, some of it while the next is on its way.
+  __device__ static void add_before(uint4* from, float (&sum)[kTogether][kN / 2], int rows) {
+    constexpr int kBatch = kN / 8 < 2 ? 1 : 2;
+    uint4 found[2][kBatch][kTogether] = {};
+    const auto at = [&](int j, int block) { return from + block * kBlock + j * kConsumers; };
+    const auto ask = [&](uint4(&to)[kBatch][kTogether], int start) {
 #pragma unroll
-      for (int n = 0; n < kOwn; ++n) {
-        const bool wanted = before != nullptr && 8 * (start + n) < rows;
+      for (int n = 0; n < kBatch; ++n) {
 #pragma unroll
         for (int block = 0; block < kTogether; ++block) {
-          load(next[n][block], before + block * kBlock + (start + n) * kConsumers, wanted);
+          load(to[n][block], at(start + n, block), 8 * (start + n) < rows);
         }
       }
     };
-    ask(0);
+    ask(found[0], 0);
+#pragma unroll
+    for (int start = 0; start < kN / 8; start += kBatch) {
+      uint4(&now)[kBatch][kTogether] = found[start / kBatch % 2];
+      if (start + kBatch < kN / 8) ask(found[(start / kBatch + 1) % 2], start + kBatch);
+#pragma unroll
+      for (int n = 0; n < kBatch; ++n) {
+        if (8 * (start + n) >= rows) break;
+#pragma unroll
+        for (int block = 0; block < kTogether; ++block) {
+          while (!there(now[n][block])) load(now[n][block], at(start + n, block), true);
+          float* four = sum[block] + 4 * (start + n);
+          float4 both = make_float4(four[0], four[1], four[2], four[3]);
+          add(both, now[n][block]);
+          four[0] = both.x;
+          four[1] = both.y;
+          four[2] = both.z;
+          four[3] = both.w;
+          store(at(start + n, block), uint4{});
+          now[n][block] = uint4{};
+        }
+      }
+    }
+  }
+
+  // Everything, in a loop that moves registers along: unrolled, its code takes longer to come than
+  // to run.
+  template <class Give>
+  __device__ static void give_own(float (&sum)[kTogether][kN / 2], int rows, Give give) {
+    constexpr int kOwn = Give::kOwn;
 #pragma unroll 1
     for (int start = 0; 8 * start < rows; start += kOwn) {
-      int eights[kOwn];
       float4 sums[kOwn][kTogether];
 #pragma unroll
       for (int n = 0; n < kOwn; ++n) {
-        eights[n] = start + n;
 #pragma unroll
         for (int block = 0; block < kTogether; ++block) {
           const float* four = sum[block] + 4 * n;
           sums[n][block] = make_float4(four[0], four[1], four[2], four[3]);
-          if (before != nullptr && 8 * eights[n] < rows) {
-            uint4* from = before + block * kBlock + eights[n] * kConsumers;
-            while (!there(next[n][block])) load(next[n][block], from, true);
-            add(sums[n][block], next[n][block]);
-            store(from, uint4{});
-          }
         }
       }
-      ask(start + kOwn);
-      give(eights, sums);
+      give(start, 1, sums);
       if constexpr (kOwn < kN / 8) {
 #pragma unroll
         for (int block = 0; block < kTogether; ++block) {
 #pragma unroll
           for (int i = 0; i + 4 * kOwn < kN / 2; ++i) sum[block][i] = sum[block][i + 4 * kOwn];
         }
+      } else {
+        break;
       }
     }
   }
 
-  // This thread block's share of the tokens, from all parts in scratch. All reads are under way
-  // together; while a part is missing, only that is asked for.
+  // This thread block's share of the tokens, from all parts. All reads are under way together;
+  // while a part is missing, only that is asked for.
   template <class Give>
-  __device__ void give_shared(int first, int last, bool begun, int pass, int rows,
-                              Give give) const {
-    const int finishers = last - first + (begun ? 0 : 1), eights_in_use = (rows + 7) / 8;
+  __device__ void give_shared(int first, int last, bool begun, int mine, int step, int pass,
+                              int rows, Give give) const {
+    const int eights = (rows + 7) / 8;
+    int before = 0;  // eights of the share that are given
 #pragma unroll 1
-    for (int start = blockIdx.x - first - (begun ? 1 : 0); start < eights_in_use;
-         start += kShared * finishers) {
-      int eights[kShared];
+    for (int start = mine; start < eights; start += kShared * step) {
       float4 sums[kShared][kTogether];
 #pragma unroll
       for (int n = 0; n < kShared; ++n) {
-        eights[n] = start + n * finishers;
 #pragma unroll
         for (int block = 0; block < kTogether; ++block) {
           sums[n][block] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);  // adding to it changes nothing
@@ -157,12 +190,15 @@ class SharedSums {
 #pragma unroll 1
       for (int from = first; from <= last; from += kAtOnce) {
         uint4* const parts = part(from, false, pass);
-        const int offset = begun && from == first ? kPart : 0;
+        const int offset = begun && from == first ? kPart : 0,
+                  own = kKeeps ? static_cast<int>(blockIdx.x) - from : -1;
         const auto at = [&](int i, int n, int block) {
-          return parts + (i == 0 ? offset : i * kRange) + block * kBlock + eights[n] * kConsumers;
+          uint4* there = parts + (i == 0 ? offset : i * kRange) + block * kBlock +
+                         (start + n * step) * kConsumers;
+          return i == own ? kept(before + n, block) : there;
         };
         const auto wanted = [&](int i, int n) {
-          return i <= last - from && eights[n] < eights_in_use;
+          return i <= last - from && start + n * step < eights;
         };
         uint4 found[kAtOnce][kShared][kTogether] = {};
         for (;;) {
@@ -185,7 +221,8 @@ class SharedSums {
           store(at(i, n, block), uint4{});
         });
       }
-      give(eights, sums);
+      give(start, step, sums);
+      before += kShared;
     }
   }
 
@@ -210,20 +247,20 @@ class SharedSums {
     return min(min(four.x, four.y), min(four.z, four.w)) != 0;
   }
   __device__ static void store(uint4* to, const uint4& four) {
-    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(four.x),
+    asm volatile("st.relaxed.gpu.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(four.x),
                  "r"(four.y), "r"(four.z), "r"(four.w)
                  : "memory");
   }
   __device__ static void load(uint4& to, const uint4* from, bool wanted) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
-        "@p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+        "@p ld.relaxed.gpu.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
         : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
         : "l"(from), "r"(static_cast<unsigned>(wanted))
         : "memory");
   }
 
-  uint4* parts_;  // as this thread sees them
+  uint4 *parts_, *kept_;  // as this thread sees them
 };
 
 }  // namespace atlas
