@@ -192,10 +192,12 @@ def texts(file: Path) -> tuple[Array, list[list[int]]]:
     with open_checkpoint(file) as checkpoint:
         tokenizer = Tokenizer.from_checkpoint(checkpoint)
         chat = CHAT if "Llama" in checkpoint.config["architectures"][0] else "{}\n"
+    first = tokenizer.encode("", add_special_tokens=True)  # Gemma reads no text without its BOS
     ids = tokenizer.encode(TEXT.read_text(), add_special_tokens=False)
-    length = min(WINDOW, len(ids) // WINDOWS)
-    prompts = [tokenizer.encode(chat.format(text), add_special_tokens=False) for text in GREEDY_PROMPTS]
-    return np.array(ids[: WINDOWS * length], np.int32).reshape(WINDOWS, length), prompts
+    length = min(WINDOW - len(first), len(ids) // WINDOWS)
+    windows = [[*first, *ids[i * length : (i + 1) * length]] for i in range(WINDOWS)]
+    prompts = [[*first, *tokenizer.encode(chat.format(text), add_special_tokens=False)] for text in GREEDY_PROMPTS]
+    return np.array(windows, np.int32), prompts
 
 
 def oracle(folder: Path, file: Path, cases: list[str]) -> int:
