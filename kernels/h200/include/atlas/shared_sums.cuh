@@ -48,7 +48,8 @@ class SharedSums {
       give_own(sum, rows, give);
     } else {
       const int mine = range - first - (begun ? 1 : 0);
-      if constexpr (kKeeps) named_barrier(1, Split::kSides * kConsumers);  // all is summed up
+      // All is summed up. A side may still be giving, with a barrier of its own.
+      if constexpr (kKeeps) named_barrier(3, Split::kSides * kConsumers);
       put(part(range, false, pass), sum, rows, kKeeps ? mine : -1, finishers);
       give_shared(first, last, begun, mine, finishers, pass, rows, give);
     }
