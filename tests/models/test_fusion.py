@@ -61,8 +61,8 @@ def test_attention_of_decode_steps_reads_what_it_appends(tmp_path: Path) -> None
     assert run.logits(runner, list(range(9)), 3, PHASE_DECODE).tobytes() != right.tobytes()
 
 
-@pytest.mark.parametrize("quant", ["bf16", "fp8"])
-def test_greedy_tokens_are_the_same_with_steps_of_one_phase(quant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("quant", "off"), [("bf16", 0.01), ("fp8", 0.06)])
+def test_greedy_tokens_are_the_same_with_steps_of_one_phase(quant: str, off: float, tmp_path: Path) -> None:
     """Through the engine, which gives a program with launches of one phase no step of mixed rows."""
     folder = family_models.write(tmp_path, "llama-biases")
     rng = np.random.default_rng()
@@ -71,10 +71,11 @@ def test_greedy_tokens_are_the_same_with_steps_of_one_phase(quant: str, tmp_path
     assert apart.decode_rows == 0 and together.decode_rows == 24
     tokens = run.greedy(together, prompts, 12, together=3)
     for prompt, found in zip(prompts, tokens, strict=True):
-        # A step of other rows sums in another order: what it takes must be among the best of the other's.
+        # A step of other rows sums in another order, and a GPU's products are bf16, which tips roundings to E4M3: what
+        # it takes must be among the best of the other's. In 25 runs the worst was 0.0023 and 0.026 off; noise is 0.5.
         logits = run.logits(apart, prompt + found, 24)[len(prompt) - 1 : -1]
         best = logits.max(axis=1)
-        assert len(found) == 12 and (best - logits[np.arange(12), found] <= 0.02 * np.ptp(logits, axis=1)).all()
+        assert len(found) == 12 and (best - logits[np.arange(12), found] <= off * np.ptp(logits, axis=1)).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
