@@ -1,7 +1,7 @@
 /* atlas
 [launch]
 grid = ["multiprocessors", 1, 1]
-block = "288 + min(1, max_rows // 32) * 256 + min(1, max_rows // 128) * 96"
+block = 288
 shared = "(130 + min(1, max_rows // 64) * 86) * 1024"
 pdl = true
 [rows]
@@ -9,13 +9,11 @@ up_to = [8, 16, 32, 64, 128, 256]
 [serves]
 x = ["bf16"]
 weight = ["nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m"]
-[limits]
-# i4g32m with 128 rows and an odd number of k tiles: 12 bytes.
-spills = 16
 [scratch]
-bytes = "multiprocessors * 2 * 2 * 512 * max_rows"
+bytes = "multiprocessors * 2 * 512 * max_rows"
 [knobs]
 RANGES = "multiprocessors"
+SIDES = 1
 [layouts]
 x = "tiles"
 weight = "frag4"
@@ -24,8 +22,8 @@ weight = "frag4"
 // weight[n, k] + bias[n].
 //
 // x in `tiles`, weight in `frag4`; out row-major, f32 or bf16; bias [n] f32 or none. The kernel is
-// linear.decode.cu's, with its split of work; only that the weights, wgmma's A, are expanded in
-// registers (decode_weights4.cuh).
+// linear.decode.cu's, with its split of work; only that the weights, the tensor cores' A, are
+// expanded in registers (decode_weights4.cuh).
 //
 // Bytes: n x k / 2 of codes and a ninth to a quarter of that of scales, once; x as there. Bound by
 // the stream of weights in the limit; at few rows, by what it takes to expand them.

@@ -19,7 +19,7 @@ constexpr int kPasses = ceil_div(launch::max_rows, 128), kTokens = launch::max_r
 #ifdef ATLAS_FOUR_BIT
 constexpr int kTileColumns = 64;
 template <int kTiles>
-using InstanceWeights = Weights4<kTokens, InstanceFormat, kTiles>;
+using InstanceWeights = Weights4<kTokens, InstanceFormat, kTiles, knobs::SIDES>;
 #else
 #ifdef ATLAS_TYPE_WEIGHT_BF16
 constexpr int kTileColumns = 64;

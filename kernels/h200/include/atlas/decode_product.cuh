@@ -17,6 +17,7 @@
 // More tokens than a thread's registers hold the sums of go in passes over each group.
 #pragma once
 
+#include "atlas/async_copy.cuh"
 #include "atlas/bulk_copy.cuh"
 #include "atlas/decode_weights.cuh"
 #include "atlas/pdl.cuh"
@@ -79,6 +80,10 @@ class DecodeProduct {
   // copies, so fewer than all: Llama-3-8B's products with norms between, one row, all, 5 and 3 of 8
   // slots: 3.473, 3.440 and 3.466 ms in bf16, 2.030, 2.016 and 2.034 in fp8.
   static constexpr int kEarly = (5 * kStages + 7) / 8;
+  // Tokens by cp.async of all lanes: a few KB need not wait in the queue of bulk copies.
+  static constexpr bool kByLanes = Weights::kTokensByLanes;
+  static_assert(!kByLanes || (!Weights::kScaled && Split::kKTiles % kSpan == 0 && kN <= kTileRows),
+                "whole slots of tokens without scales");
   static_assert(kStages >= 2, "the ring has at least two slots");
   static_assert(kStages * 2 * sizeof(Barrier) <= kBarriers, "the barriers have room");
 
@@ -103,7 +108,7 @@ class DecodeProduct {
     }
     if (threadIdx.x == kThreads) {
       for (int i = 0; i < kStages; ++i) {
-        full_[i].init(1);
+        full_[i].init(kByLanes ? 1 + 32 : 1);
         empty_[i].init(kThreads / 32);
       }
       publish_barriers();
@@ -113,10 +118,10 @@ class DecodeProduct {
 
   __device__ bool is_producer() const { return threadIdx.x >= kThreads; }
 
-  // The warps behind the consumers: one thread copies everything into the ring.
+  // The warps behind the consumers: one thread copies everything into the ring, or with its warp.
   __device__ void produce(const unsigned char* weights, const unsigned char* tokens) {
     if constexpr (Weights::kMovesRegisters) give_registers<kSides == 1 ? 56 : 24>();
-    const bool chosen = threadIdx.x == kThreads;
+    const bool chosen = kByLanes ? threadIdx.x < kThreads + 32 : threadIdx.x == kThreads;
     Position next = first(), waiting = next;
     int early = 0;
     if (chosen) {
@@ -237,11 +242,12 @@ class DecodeProduct {
     if (threadIdx.x % 32 == 0) empty_[i].arrive();
   }
 
-  // Announces all of the slot's bytes.
+  // Announces all of the slot's bytes that bulk copies bring.
   __device__ void load_weights(const unsigned char* weights, Position at, int i) {
+    if (threadIdx.x != kThreads) return;
     const int tiles = tiles_in(at.slot), bytes = tiles * Weights::kTile;
-    full_[i].arrive_expect(kOfGroup * bytes +
-                           tiles * kN * (kTileRowBytes + (Weights::kScaled ? 4 : 0)));
+    const int token_bytes = kTileRowBytes + (Weights::kScaled ? 4 : 0);
+    full_[i].arrive_expect(kOfGroup * bytes + (kByLanes ? 0 : tiles * kN * token_bytes));
 #pragma unroll
     for (int block = 0; block < kOfGroup; ++block) {
       bulk_load(ring_ + i * kSlotBytes + block * kBlockStride,
@@ -251,6 +257,20 @@ class DecodeProduct {
     }
   }
   __device__ void load_tokens(const unsigned char* tokens, Position at, int i) {
+    if constexpr (kByLanes) {
+#pragma unroll
+      for (int tile = 0; tile < kSpan; ++tile) {
+        const unsigned char* from =
+            tokens + tile_offset<false>(0, at.slot * kSpan + tile, Split::kKTiles);
+        unsigned char* to = ring_ + i * kSlotBytes + kTokensAt + tile * kN * kTileRowBytes;
+#pragma unroll
+        for (int byte = threadIdx.x % 32 * 16; byte < kN * kTileRowBytes; byte += 32 * 16) {
+          copy_async_16(to + byte, from + byte, true);
+        }
+      }
+      full_[i].arrive_after_copies();
+      return;
+    }
     constexpr int kCopy = kN < kTileRows ? kN : kTileRows;
     const int tiles = tiles_in(at.slot);
     for (int tile = 0; tile < tiles; ++tile) {

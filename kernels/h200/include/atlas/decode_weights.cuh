@@ -10,6 +10,7 @@
 //   kSpan      tiles of each row block that one slot of the ring holds, side by side
 //   kUnit      tiles, a multiple of kSpan, at whose multiples ranges of k begin
 //   kScaled    whether tokens are f8g128: a scale a row behind the codes of each tile
+//   kTokensByLanes  whether tokens are copied by all lanes of a warp
 //   kLag       slots whose products may still run when multiply() returns: 0 or 1
 //   kMovesRegisters  whether a whole warpgroup copies, and gives its registers up
 //   sum        fp32, for each row block as wgmma.cuh has D: thread (warp w, g, t) holds rows 16 w +
@@ -43,6 +44,7 @@ __device__ inline int warpgroup() { return threadIdx.x / kWarpgroup; }
 template <int kN, int kTogether_>
 struct Bf16Weights {
   static constexpr int kTokens = kN, kTogether = kTogether_, kSides = 1;
+  static constexpr bool kTokensByLanes = false;
   static constexpr int kTile = kTileBytes, kTail = 0, kSpan = 1, kUnit = 1;
   // Few tokens: the ring is short of data, so a slot is given back at once. Many: products overlap.
   static constexpr int kLag = kN < 64 ? 0 : 1;
@@ -83,6 +85,7 @@ struct Bf16Weights {
 template <int kN, int kTogether_, bool kRowScales>
 struct F8Weights {
   static constexpr int kTokens = kN, kTogether = kTogether_, kSides = 1;
+  static constexpr bool kTokensByLanes = false;
   static constexpr int kTile = kTileStride<!kRowScales>, kTail = kRowScales ? kTileScaleBytes : 0;
   static constexpr int kSpan = 1, kUnit = 1, kLag = 0, kStride = align_up(kTile, 1024);
   static constexpr bool kScaled = true, kMovesRegisters = kN * kTogether == 256;

@@ -1,9 +1,8 @@
 // Formats of 4 bits for decode_product.cuh: A operands expanded in registers (four_bit.cuh).
 //
-// Groups are two row blocks. Up to 16 tokens a thread has both, and multiplies by mma.m16n8k16: A
-// and D of it lie as wgmma's do, a warp for 16 rows, and both add 16 columns at a time, so that
-// sums have the same bits. A wgmma takes as long for few tokens as for 64, and its warps wait for
-// each other. With more tokens each block has two warpgroups of its own.
+// Up to 16 tokens a thread multiplies by mma.m16n8k16: A and D of it lie as wgmma's do, a warp for
+// 16 rows, and both add 16 columns at a time, so that sums have the same bits. A wgmma takes as
+// long for few tokens as for 64, and its warps wait for each other.
 #pragma once
 
 #include "atlas/decode_weights.cuh"
@@ -16,66 +15,65 @@ __host__ __device__ constexpr int divisor_up_to(int count, int most) {
   return count % most == 0 ? most : divisor_up_to(count, most - 1);
 }
 
-// Every slot is full.
-template <int kN, class Format, int kTiles, int kTogether_, int kMost>
+// kSides row blocks make a group, each with two warpgroups of its own. Every slot is full.
+template <int kN, class Format, int kTiles, int kSides_, int kMost>
 struct FourBitWeights {
-  static constexpr int kTokens = kN, kTogether = kTogether_, kSides = 2 / kTogether;
+  static constexpr int kTokens = kN, kTogether = 1, kSides = kSides_;
   static constexpr int kTile = Format::kTile, kTail = Format::kTail;
   static constexpr int kUnit = divisor_up_to(kTiles, 4), kSpan = divisor_up_to(kUnit, kMost);
-  static constexpr int kBlockStride = align_up(kSpan * kTile, 1024);
   static constexpr int kLag = 0;
-  static constexpr bool kScaled = false, kMovesRegisters = kN == 128;
-  float sum[kTogether][kN / 2];
+  static constexpr bool kTokensByLanes = kN <= 16;
+  static constexpr bool kScaled = false, kMovesRegisters = kN == 128 && kSides == 2;
+  float sum[1][kN / 2];
 
-  __device__ void begin(const unsigned char* const (& /*tails*/)[kTogether]) {
+  __device__ void begin(const unsigned char* const (& /*tails*/)[1]) {
 #pragma unroll
-    for (auto& block : sum) {
-#pragma unroll
-      for (float& value : block) value = 0.0f;
-    }
+    for (float& value : sum[0]) value = 0.0f;
   }
-  __device__ void finish(const unsigned char* const (&tails)[kTogether]) {
-#pragma unroll
-    for (int block = 0; block < kTogether; ++block) Format::finish(tails[block], sum[block]);
+  __device__ void finish(const unsigned char* const (&tails)[1]) {
+    Format::finish(tails[0], sum[0]);
   }
 };
 
-// A warpgroup expands while the others multiply: registers for a second tile gain nothing.
-template <int kN, class Format, int kTiles>
-struct ManyTokens4 : FourBitWeights<kN, Format, kTiles, 1, 2> {
-  using Base = FourBitWeights<kN, Format, kTiles, 1, 2>;
+// While the tensor cores have one tile's registers, the next one's are made: by the other side's
+// warpgroups, or, of one side, by the same in other registers.
+template <int kN, class Format, int kTiles, int kSides>
+struct ManyTokens4 : FourBitWeights<kN, Format, kTiles, kSides, 2> {
+  using Base = FourBitWeights<kN, Format, kTiles, kSides, 2>;
+  static constexpr int kBuffers = kSides == 1 && Base::kSpan == 2 ? 2 : 1, kLag = kBuffers - 1;
 
   __device__ void multiply(const Slot& slot, int /*tiles*/) {
     typename Format::Packed packed = Format::load(slot.weights);
     const auto tokens = wgmma_descriptor(slot.tokens);
 #pragma unroll
     for (int tile = 0; tile < Base::kSpan; ++tile) {
+      unsigned (&a)[4][4] = fragments_[tile % kBuffers];
 #pragma unroll
-      for (int step = 0; step < 4; ++step) Format::expand(packed, step, fragments_[step]);
+      for (int step = 0; step < 4; ++step) Format::expand(packed, step, a[step]);
       if (tile + 1 < Base::kSpan) packed = Format::load(slot.weights + (tile + 1) * Base::kTile);
       const auto b = tokens + tile * kN * kTileRowBytes / 16;
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        Wgmma<kN>::bf16_rs(this->sum[0], fragments_[step], b + 2 * step, 1);
+        Wgmma<kN>::bf16_rs(this->sum[0], a[step], b + 2 * step, 1);
       }
       wgmma_commit();
-      wgmma_wait<0>();
+      wgmma_wait<kBuffers - 1>();
     }
   }
   __device__ void finish(const unsigned char* const (&tails)[1]) {
+    if constexpr (kLag != 0) wgmma_wait<0>();
     wgmma_hold(this->sum[0]);
     Base::finish(tails);
   }
 
  private:
-  unsigned fragments_[4][4];
+  unsigned fragments_[kBuffers][4][4];
 };
 
-// Tokens' fragments serve both blocks, whose products overlap.
-template <int kN, class Format, int kTiles>
-struct FewTokens4 : FourBitWeights<kN, Format, kTiles, 2, 4> {
-  using Base = FourBitWeights<kN, Format, kTiles, 2, 4>;
+template <int kN, class Format, int kTiles, int kSides>
+struct FewTokens4 : FourBitWeights<kN, Format, kTiles, kSides, 4> {
+  using Base = FourBitWeights<kN, Format, kTiles, kSides, 4>;
 
   __device__ void multiply(const Slot& slot, int /*tiles*/) {
     const int lane = threadIdx.x % 32;
@@ -85,31 +83,18 @@ struct FewTokens4 : FourBitWeights<kN, Format, kTiles, 2, 4> {
                                tokens + ((lane / 8 + 4 ^ lane % 8) * 16)};
 #pragma unroll
     for (int tile = 0; tile < Base::kSpan; ++tile) {
-      typename Format::Packed packed[2];
-#pragma unroll
-      for (int block = 0; block < 2; ++block) {
-        packed[block] =
-            Format::load(slot.weights + block * Base::kBlockStride + tile * Base::kTile);
-      }
+      const auto packed = Format::load(slot.weights + tile * Base::kTile);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        unsigned a[2][2][4];
-#pragma unroll
-        for (int block = 0; block < 2; ++block) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) Format::expand(packed[block], 2 * half + i, a[block][i]);
-        }
+        unsigned a[2][4];
+        Format::expand(packed, 2 * half, a[0]);
+        Format::expand(packed, 2 * half + 1, a[1]);
 #pragma unroll
         for (int j = 0; j < kN / 8; ++j) {
           unsigned b[4];
           load_matrices(b, chunk[half] + (tile * kN + 8 * j) * kTileRowBytes);
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-#pragma unroll
-            for (int block = 0; block < 2; ++block) {
-              multiply_add(this->sum[block] + 4 * j, a[block][i], b[2 * i], b[2 * i + 1]);
-            }
-          }
+          multiply_add(this->sum[0] + 4 * j, a[0], b[0], b[1]);
+          multiply_add(this->sum[0] + 4 * j, a[1], b[2], b[3]);
         }
       }
     }
@@ -129,15 +114,15 @@ struct FewTokens4 : FourBitWeights<kN, Format, kTiles, 2, 4> {
   }
 };
 
-template <bool kFew, int kN, class Format, int kTiles>
+template <bool kFew, int kN, class Format, int kTiles, int kSides>
 struct Choose4 {
-  using type = ManyTokens4<kN, Format, kTiles>;
+  using type = ManyTokens4<kN, Format, kTiles, kSides>;
 };
-template <int kN, class Format, int kTiles>
-struct Choose4<true, kN, Format, kTiles> {
-  using type = FewTokens4<kN, Format, kTiles>;
+template <int kN, class Format, int kTiles, int kSides>
+struct Choose4<true, kN, Format, kTiles, kSides> {
+  using type = FewTokens4<kN, Format, kTiles, kSides>;
 };
-template <int kN, class Format, int kTiles>
-using Weights4 = typename Choose4<kN <= 16, kN, Format, kTiles>::type;
+template <int kN, class Format, int kTiles, int kSides>
+using Weights4 = typename Choose4<kN <= 16, kN, Format, kTiles, kSides>::type;
 
 }  // namespace atlas

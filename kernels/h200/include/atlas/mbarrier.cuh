@@ -28,6 +28,11 @@ struct Barrier {
         "r"(bytes)
         : "memory");
   }
+  // Arrives once the copies (cp.async) that this thread has started are there.
+  __device__ void arrive_after_copies() {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(this))
+                 : "memory");
+  }
   // Announces bytes without arriving.
   __device__ void expect(unsigned bytes) {
     asm volatile(
