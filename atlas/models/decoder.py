@@ -130,13 +130,13 @@ class _Decoder:
 
     @property
     def added(self) -> str:
-        """The dtype of what a block adds to the residual stream; a norm before that reads f32."""
+        """The dtype of what a block adds to the residual stream; a norm before that reads and leaves f32."""
         return "f32" if self.shape.post_norms else self.recipe.products
 
     def residual_add(self, layer: str, block: str, x: str) -> None:
         """Add a block's output to the residual stream, through a norm of its own where the family has one."""
         if self.shape.post_norms:
-            x = self.rms_norm(f"{layer}.post_{block}_norm", x, "post_normed", self.recipe.products)
+            x = self.rms_norm(f"{layer}.post_{block}_norm", x, "post_normed", self.added)
         self.r.launch(
             "residual_add",
             f"{layer}.{block}_residual",
