@@ -77,6 +77,8 @@ class Bench:
     copies: int
     layouts: Mapping[str, str]
     phase: int
+    inout: dict[str, Array] = dataclasses.field(default_factory=dict)
+    """Operands that a run changes, as they lie on the device before it."""
 
 
 def measure(folder: Path, out: Path, device: int) -> None:
@@ -133,7 +135,7 @@ def run_cases(
             print(error, flush=True)
             continue
         finally:
-            bench.arrays = {}
+            bench.arrays, bench.inout = {}, {}
             result["seconds"] = round(time.perf_counter() - started, 1)
             out.write_text(json.dumps(result, indent=1))
         result["cases"].append(done)
@@ -289,6 +291,8 @@ def _fill(backend: Backend, bench: Bench, rows: int) -> None:
             if name == "block_table" and i > 0:
                 packed = np.ascontiguousarray(rng.permutation(array.reshape(-1)).reshape(array.shape))
             backend.write(bench.plan.offsets[f"{name}.{i}"], packed)
+        if operand.mode == "inout":
+            bench.inout[name] = np.array(packed)
     dims = {dim: rows if dim in PER_ROW else symbols[SYMBOLS[dim]] for dim in contract.dims}
     contract.reference(arrays, dims, dict(bench.key.constants))
     bench.arrays = arrays
@@ -323,6 +327,8 @@ def _check(
         _begin(backend, bench, block, memory, count)
         for name in outs:
             backend.fill(bench.plan.offsets[f"{name}.0"], POISON, bench.physical[f"{name}.0"])
+        for name, values in bench.inout.items():
+            backend.write(bench.plan.offsets[f"{name}.0"], values)
         backend.run(handle, 0, 1)
         for name in outs:
             actual = _rows(backend, bench, name, dtypes[name], count)

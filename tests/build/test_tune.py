@@ -16,6 +16,7 @@ from atlas.build.manifest import KernelEntry
 from atlas.errors import BuildError
 from atlas.runtime import core
 from atlas.runtime.program import KernelKey
+from atlas.runtime.reference import ReferenceBackend
 from atlas.targets import target as targets
 from atlas.targets.formats import FORMATS
 
@@ -99,6 +100,23 @@ def test_every_tunable_op_is_checked_and_timed(quick: Any, tmp_path: Path) -> No
             assert all(variant["us"][rows] > 0 for rows in ROWS)
         assert done["untuned"]["score"] == 1.0
         assert done["winner"]["score"] <= 1.0
+
+
+def test_what_a_run_changes_is_put_back_before_the_next(quick: Any, tmp_path: Path) -> None:
+    """residual_rms_norm adds to its residual: runs of 3 rows and of 1 must begin with the same."""
+    key = KernelKey(
+        "residual_rms_norm",
+        (("x", "bf16"), ("residual", "f32"), ("weight", "f32"), ("out", "bf16")),
+        (("hidden", 72), ("eps", 1e-5), ("scale", 1.0)),
+    )
+    one = case(key)
+    entries = {v["entry"]: KernelEntry(v["entry"], key.op, key.op, {}) for v in one["variants"]}
+    backend = ReferenceBackend()
+    backend.capture = lambda *given: None  # type: ignore[method-assign]
+    result = quick.run_cases(backend, document(one), entries, tmp_path / "result.json")
+    assert result["failed"] == []
+    (done,) = result["cases"]
+    assert done["wrong"] == [] and all(v["same_bits"] and v["error_over_tolerance"] == 0 for v in done["variants"])
 
 
 def test_a_wrong_variant_is_no_winner(quick: Any, tmp_path: Path) -> None:
