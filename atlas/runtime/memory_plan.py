@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from atlas.build.kernel_file import ROW_MAJOR
 from atlas.build.manifest import KernelEntry
@@ -103,12 +103,24 @@ def scratch_of(programs: StepPrograms, kernels: Mapping[str, KernelEntry]) -> di
     return found
 
 
+SHARED_SCRATCH = frozenset({"linear", "gated_linear"})
+"""Ops whose kernels leave scratch as they find it, all zeros, so that one place serves all of them. It is many
+megabytes for each product, and what the last one touched is still in the device's cache."""
+
+
+def shares(programs: StepPrograms, kernels: Mapping[str, KernelEntry]) -> frozenset[str]:
+    """Symbols of the kernels that share a place in scratch."""
+    names = {key.name() for key in programs.closure() if key.op in SHARED_SCRATCH}
+    return frozenset(variant.symbol for name in names & kernels.keys() for variant in kernels[name].variants)
+
+
 def plan(
     programs: StepPrograms,
     limits: step.Limits,
     physical_sizes: Mapping[str, int],
     scratch: Mapping[str, int] | None = None,
     places: int = 1,
+    shared: Collection[str] = (),
 ) -> MemoryPlan:
     """Plan the arena.
 
@@ -116,6 +128,7 @@ def plan(
         physical_sizes: bytes of buffers whose layout on the device is not row-major.
         scratch: of kernels, by symbol (`scratch_of`); it must be zeroed at load.
         places: for the step block, deliveries and results, so that copies of one step run beside the next step.
+        shared: symbols of kernels that share a place in scratch (`shares`).
     """
     symbols = limits.symbols()
 
@@ -154,9 +167,12 @@ def plan(
     regions["step"] = (begin, cursor)
 
     begin = cursor
-    for symbol, size in (scratch or {}).items():
-        offsets[f"{SCRATCH}.{symbol}"] = cursor
-        cursor = _align(cursor + size)
+    scratch = scratch or {}
+    cursor = _align(cursor + max((size for symbol, size in scratch.items() if symbol in shared), default=0))
+    for symbol, size in scratch.items():
+        offsets[f"{SCRATCH}.{symbol}"] = begin if symbol in shared else cursor
+        if symbol not in shared:
+            cursor = _align(cursor + size)
     regions[SCRATCH] = (begin, cursor)
 
     begin = cursor

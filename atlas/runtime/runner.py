@@ -165,7 +165,8 @@ class Runner:
         sizes = {name: nbytes(programs.buffers[name], layout, limits.symbols()) for name, layout in layouts.items()}
         # A GPU works beside the host: copies of one step run beside the next.
         places = 2 if choice.backend == "cuda" else 1
-        plan = memory_plan.plan(programs, limits, sizes, memory_plan.scratch_of(programs, kernels), places)
+        scratch, shared = memory_plan.scratch_of(programs, kernels), memory_plan.shares(programs, kernels)
+        plan = memory_plan.plan(programs, limits, sizes, scratch, places, shared)
         forward, sample = (
             BoundProgram(program, programs.buffers, plan, limits, kernels)
             for program in (programs.forward, programs.sample)

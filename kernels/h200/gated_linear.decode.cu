@@ -13,7 +13,11 @@ out = ["bf16"]
 [scratch]
 bytes = "multiprocessors * 2 * 512 * max_rows"
 [knobs]
-RANGES = "multiprocessors"
+# As in linear.decode.cu.
+BLOCKS = "ceil_div(intermediate, 64)"
+EACH = "multiprocessors // BLOCKS"
+EVEN = "min(1, 10 * BLOCKS * EACH // (9 * multiprocessors))"
+RANGES = "multiprocessors - EVEN * (multiprocessors - BLOCKS * EACH)"
 TOGETHER = 1
 [layouts]
 x = "tiles"

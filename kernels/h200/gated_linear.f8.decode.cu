@@ -15,9 +15,10 @@ bytes = "multiprocessors * 4 * 512 * max_rows"
 [knobs]
 GROUPS = "ceil_div(intermediate, 128)"
 TURNS = "ceil_div(GROUPS, multiprocessors)"
-# Whether whole groups keep four of five multiprocessors at work.
-WHOLE = "min(1, 5 * GROUPS // (4 * TURNS * multiprocessors))"
-RANGES = "multiprocessors - WHOLE * (multiprocessors - ceil_div(GROUPS, TURNS))"
+EACH = "max(1, multiprocessors // GROUPS)"
+# Whether whole groups, or that many whole ranges of each, keep four of five multiprocessors at work.
+EVEN = "min(1, 5 * GROUPS * EACH // (4 * TURNS * multiprocessors))"
+RANGES = "multiprocessors - EVEN * (multiprocessors - ceil_div(GROUPS, TURNS) * EACH)"
 TOGETHER = 2
 [layouts]
 x = "tiles"

@@ -11,6 +11,9 @@ up_to = [8, 16, 32, 64, 128, 256]
 [serves]
 x = ["bf16", "f8g128"]
 weight = ["bf16", "f8", "f8g128"]
+[limits]
+# After the last product, to hold 32 rows to 56 registers.
+spills = 64
 [scratch]
 bytes = "multiprocessors * 2 * 512 * max_rows"
 [knobs]

@@ -208,6 +208,26 @@ def test_scratch_has_a_place_of_its_own() -> None:
     assert sum(size for _, size in plan.ledger()) == plan.total
 
 
+def test_products_share_a_place_in_scratch() -> None:
+    """All bounds of rows of all of them; a kernel of another op has its own."""
+    programs = smollm2()
+    kernels = declared(programs)
+    sizes = itertools.count(1000)
+    for name, entry in kernels.items():
+        if entry.op in ("linear", "gated_linear", "sample"):
+            variants = tuple(KernelVariant(symbol=f"{name}_{v}", scratch=next(sizes)) for v in range(2))
+            kernels[name] = dataclasses.replace(entry, variants=variants)
+    scratch, shared = memory_plan.scratch_of(programs, kernels), memory_plan.shares(programs, kernels)
+    plan = memory_plan.plan(programs, LIMITS, {}, scratch, shared=shared)
+    begin, end = plan.regions["scratch"]
+    assert {plan.offsets[f"scratch.{symbol}"] for symbol in shared} == {begin}
+    after = begin + max(scratch[symbol] for symbol in shared)
+    others = sorted((plan.offsets[f"scratch.{symbol}"], scratch[symbol]) for symbol in scratch.keys() - shared)
+    assert len(shared) >= 2 * 2 and len(others) == 2
+    for (offset, size), (following, _) in itertools.pairwise([*others, (end, 0)]):
+        assert after <= offset and offset + size <= following
+
+
 def declared(programs: StepPrograms, **layouts: str) -> dict[str, KernelEntry]:
     """Entries of all kernels of a program; `linear_weight="tiles"` for operand weight of op linear."""
     return {

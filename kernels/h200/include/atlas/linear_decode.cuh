@@ -45,23 +45,49 @@ struct Store {
   }
 
   __device__ void store(int block, int eight, float4 four) const {
-    const float sums[4] = {four.x, four.y, four.z, four.w};
+    float sums[4] = {four.x, four.y, four.z, four.w};
     const int lane = threadIdx.x % 32, row = 8 * eight + lane % 4 * 2;
     const int column = block * atlas::kTileRows + Split::consumer() / 32 * 16 + lane / 4;
-    types::out* to = out + static_cast<size_t>(row) * kColumns + column;
+    if constexpr (HAS_BIAS) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (column + 8 * i >= kColumns) break;
-      float added = 0.0f;
-      if constexpr (HAS_BIAS) added = bias[column + 8 * i];
+      for (int i = 0; i < 2; ++i) {
+        if (column + 8 * i >= kColumns) break;
+        sums[2 * i] += bias[column + 8 * i];
+        sums[2 * i + 1] += bias[column + 8 * i];
+      }
+    }
+    types::out* const to = out + static_cast<size_t>(row) * kColumns;
+    if constexpr (kPairs) {
+      store_pairs(to, column, row, sums);
+    } else {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (row + e >= rows) break;
-        to[static_cast<size_t>(e) * kColumns + 8 * i] =
-            atlas::from_float<types::out>(sums[2 * i + e] + added);
+      for (int i = 0; i < 2; ++i) {
+        if (column + 8 * i >= kColumns) break;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (row + e >= rows) break;
+          to[static_cast<size_t>(e) * kColumns + column + 8 * i] =
+              atlas::from_float<types::out>(sums[2 * i + e]);
+        }
       }
     }
   }
+
+  // Neighbours of a row exchange sums, so that each stores two columns: 32 bytes of a row again.
+  __device__ void store_pairs(types::out* to, int column, int row, const float (&sums)[4]) const {
+    const bool odd = threadIdx.x / 4 % 2 != 0;
+    const int first = odd ? column + 7 : column;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float got = __shfl_xor_sync(0xFFFFFFFFu, odd ? sums[e] : sums[2 + e], 4);
+      if (first >= kColumns || row + e >= rows) continue;
+      *reinterpret_cast<__nv_bfloat162*>(to + static_cast<size_t>(e) * kColumns + first) =
+          __floats2bfloat162_rn(odd ? got : sums[e], odd ? sums[2 + e] : got);
+    }
+  }
+
+ private:
+  static constexpr bool kPairs = sizeof(types::out) == 2 && kColumns % 2 == 0;
 };
 
 }  // namespace

@@ -49,7 +49,7 @@ class SharedSums {
     } else {
       const int mine = range - first - (begun ? 1 : 0);
       // All is summed up. A side may still be giving, with a barrier of its own.
-      if constexpr (kKeeps) named_barrier(3, Split::kSides * kConsumers);
+      if (kKeeps && 8 * mine < rows) named_barrier(3, Split::kSides * kConsumers);
       put(part(range, false, pass), sum, rows, kKeeps ? mine : -1, finishers);
       give_shared(first, last, begun, mine, finishers, pass, rows, give);
     }
@@ -105,7 +105,8 @@ class SharedSums {
 
   // Adds the part before, some of it while the next is on its way.
   __device__ static void add_before(uint4* from, float (&sum)[kTogether][kN / 2], int rows) {
-    constexpr int kBatch = kN / 8 < 2 ? 1 : 2;
+    constexpr int kMost = kN * kTogether <= 128 && Split::kSides == 1 ? 4 : 2;
+    constexpr int kBatch = kN / 8 < kMost ? kN / 8 : kMost;
     uint4 found[2][kBatch][kTogether] = {};
     const auto at = [&](int j, int block) { return from + block * kBlock + j * kConsumers; };
     const auto ask = [&](uint4(&to)[kBatch][kTogether], int start) {
@@ -172,7 +173,7 @@ class SharedSums {
   }
 
   // This thread block's share of the tokens, from all parts. All reads are under way together;
-  // while a part is missing, only that is asked for.
+  // while parts are missing, all of these are asked for, or of many tokens, to be quiet, only one.
   template <class Give>
   __device__ void give_shared(int first, int last, bool begun, int mine, int step, int pass,
                               int rows, Give give) const {
@@ -211,10 +212,12 @@ class SharedSums {
             if (wanted(i, n) && !there(found[i][n][block])) missing = at(i, n, block);
           });
           if (missing == nullptr) break;
-          uint4 awaited = {};
-          do {
-            load(awaited, missing, true);
-          } while (!there(awaited));
+          if constexpr (kN > 16) {
+            uint4 awaited = {};
+            do {
+              load(awaited, missing, true);
+            } while (!there(awaited));
+          }
         }
         each([&](int i, int n, int block) {
           if (!wanted(i, n)) return;
