@@ -30,16 +30,17 @@ weight = "tiles"
 // linear for steps of 1..256 rows: out[r, n] = sum over k of x[r, k] * weight[n, k] + bias[n].
 //
 // x and weight in `tiles` (tiles.cuh), both bf16, or x f8g128 and weight f8 or f8g128; out
-// row-major, f32 or bf16; bias [n] f32 or none. Weights are wgmma's A, 128 rows a thread block, and rows of x its N, so that no
-// part of an instruction is spent on rows that are not there.
+// row-major, f32 or bf16; bias [n] f32 or none. Weights are wgmma's A, 128 rows a thread block, and
+// rows of x its N, so that no part of an instruction is spent on rows that are not there.
 //
-// Split of work: every multiprocessor has one thread block and an equal share of the stream of
-// weights (decode_product.cuh). Column blocks that lie within a share are stored from registers,
-// those that several shares have a part of go through scratch (shared_sums.cuh). Shares depend on
-// the shape alone: a row's bits are the same whatever the number of rows.
+// Split of work: every multiprocessor has one thread block and an equal range of the stream of
+// weights (decode_product.cuh). Column blocks that lie within a range are stored from registers,
+// those that several ranges have a part of go through scratch (shared_sums.cuh). Where whole ranges
+// of each column block leave few multiprocessors idle, ranges end with them: fewer parts to add up.
+// Ranges depend on the shape alone: a row's bits are the same whatever the number of rows.
 //
 // Bytes: n x k weights once, x once a thread block (from the L2 cache). Bound by the stream of
-// weights up to 64 rows; above, by the cache's bandwidth and the tensor cores.
+// weights; at 128 rows a product also takes 3 to 6 us to exchange its sums.
 //
 // Shared memory is more than half of what a multiprocessor has: two products never share one. Under
 // dependent launch a block is placed where there is room, so with less two blocks of one launch can
