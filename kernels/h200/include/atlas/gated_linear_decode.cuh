@@ -1,5 +1,5 @@
-// The kernel of gated_linear.decode.cu and gated_linear.w4.decode.cu, which say what it computes
-// and how it is launched.
+// The kernel of gated_linear.decode.cu, gated_linear.f8.decode.cu and gated_linear.w4.decode.cu,
+// which say what it computes and how it is launched.
 #pragma once
 
 #include "atlas/activation.cuh"
