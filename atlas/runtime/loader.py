@@ -282,8 +282,11 @@ def _quantised(checkpoint: Checkpoint, tensor: str, rows: slice, format: str) ->
             array = checkpoint.read_quantized(tensor, rows).to_format(format)
         except BuildError as error:  # values that no sound file has, such as a scale beyond its dtype
             raise CheckpointError(info.file, f"tensor {tensor} has {error.found}, {error.where}") from None
-        if not np.isfinite(array.scales).all():
-            row = rows.start + int(np.argwhere(~np.isfinite(array.scales))[0, 0])
+        finite = np.isfinite(array.scales)
+        if array.minimums is not None:
+            finite &= np.isfinite(array.minimums)
+        if not finite.all():
+            row = rows.start + int(np.argwhere(~finite)[0, 0])
             raise CheckpointError(info.file, f"tensor {tensor} has a scale that is not finite in row {row}", "numbers")
         return array
     values = checkpoint.read(tensor, rows).astype(np.float32, copy=False)

@@ -250,7 +250,8 @@ class QuantizedArray:
         for what, array, dtype in (("scales", scales, format.scale), ("minimums", minimums, format.minimum)):
             if array is not None and dtype in ("f16", "bf16"):
                 with np.errstate(over="ignore"):
-                    _hold(name, what, bool((array.astype(_NUMPY[dtype]) == array).all()))
+                    same = (array.astype(_NUMPY[dtype]) == array) | np.isnan(array)  # every dtype holds a NaN
+                _hold(name, what, bool(same.all()))
         return QuantizedArray(
             "i8" if format.signed else "u4",
             codes.astype(np.int8 if format.signed else np.uint8, copy=False),

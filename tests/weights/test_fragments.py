@@ -114,6 +114,22 @@ def test_runs_of_rows_are_packed_by_themselves(name: str, monkeypatch: pytest.Mo
             np.testing.assert_array_equal(part.reshape(-1), whole[at : at + part.nbytes])
 
 
+@pytest.mark.parametrize("name", ["i4g32", "i4g32b", "i4g32z", "i4g32m"])
+def test_a_scale_that_is_not_a_number_is_read_back(name: str) -> None:
+    """As a device leaves it of a row that is not finite: the group is NaN, and no other."""
+    format = FORMATS[name]
+    array = random_array(name, 20, 128, format.group)
+    stored = array.to_format(name)
+    packed = fragments.pack(array, format)
+    broken = packed.reshape(1, -1).copy()
+    scales = broken[:, 4096 : 4096 + 512].view(np.uint16)  # of the first tile
+    scales[0, 2 * 2 * 3] = 0x7FFF  # row 3, its first group
+    values = fragments.unpack(broken, 20, 128, format).astype(np.float32)
+    wrong = np.isnan(values)
+    assert wrong[3, :32].all() and wrong.sum() == 32
+    np.testing.assert_array_equal(values[~wrong], stored.dequantize()[:, :128][~wrong])
+
+
 def test_every_e4m3_scale_has_a_byte() -> None:
     scales = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     stored = fragments.scale_bytes(scales)
