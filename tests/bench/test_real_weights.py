@@ -15,6 +15,7 @@ from atlas.weights.e4m3 import round_rows
 from bench import real_weights
 from tests import tiny_model
 from tests.models import run
+from tests.models.test_smollm2 import LEAD_NOISE
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +60,10 @@ def test_a_token_may_differ_only_within_the_noise(runner: Runner) -> None:
     found = real_weights.greedy(runner, swapped)
     lead = round(float(expected["leads"][1, -1]), 5)
     assert found["first_differences"] == [{"prompt": 1, "token": 7, "lead": lead}]
-    assert found["passed"] == (lead < found["noise"])
+    assert found["passed"] == (lead < min(found["noise"], LEAD_NOISE))
 
-    swapped["leads"][0, 0] += 2 * lead  # a side as noisy as that may prefer another token
-    assert real_weights.greedy(runner, swapped)["passed"]
+    swapped["leads"][0, 0] += 2 * lead  # a side as noisy as that may prefer another token, within limits
+    assert real_weights.greedy(runner, swapped)["passed"] == (lead < LEAD_NOISE)
 
 
 def test_perplexities_are_compared_in_percent() -> None:
