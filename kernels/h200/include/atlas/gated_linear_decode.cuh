@@ -39,8 +39,12 @@ static_assert(!kF8Out || (kTogether == 2 && kSides == 1),
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
+// Whether the last group has all of its columns. Where one of its row blocks is not there, the last
+// one stands in for it (decode_product.cuh), and f8g128 must not see that.
+constexpr bool kWhole = kColumns % (kBlockColumns * Split::kOfGroup) == 0;
+
 __device__ inline float gated(const float* bias, int column, float gate, float up) {
-  if (kColumns % kBlockColumns != 0 && column >= kColumns) return 0.0f;
+  if (!kWhole && column >= kColumns) return 0.0f;
   if constexpr (HAS_BIAS) {
     gate += bias[column];
     up += bias[kColumns + column];
