@@ -16,7 +16,7 @@ bytes = "multiprocessors * 4 * 512 * max_rows"
 GROUPS = "ceil_div(intermediate, 128)"
 TURNS = "ceil_div(GROUPS, multiprocessors)"
 EACH = "max(1, multiprocessors // GROUPS)"
-# Whether whole groups, or that many whole ranges of each, keep four of five multiprocessors at work.
+# Whether whole groups, or that many whole ranges of each, keep four of five multiprocessors busy.
 EVEN = "min(1, 5 * GROUPS * EACH // (4 * TURNS * multiprocessors))"
 RANGES = "multiprocessors - EVEN * (multiprocessors - ceil_div(GROUPS, TURNS) * EACH)"
 TOGETHER = 2
@@ -34,7 +34,7 @@ out = "tiles"
 // that a group of f8g128 is scaled where it is summed.
 //
 // Split of work, bytes and bound as in linear.decode.cu. Where the groups of 128 columns nearly
-// come out even, a thread block takes whole ones and nothing is summed twice: Llama-3-8B's layers on
-// an H200, 112 thread blocks against 132 ranges: 2.108 and 2.112 ms at 8 rows, 2.410 and 2.487 at
-// 32, 2.945 and 3.108 at 64.
+// come out even, a thread block takes whole ones and nothing is summed twice: Llama-3-8B's layers
+// on an H200, 112 thread blocks against 132 ranges: 2.108 and 2.112 ms at 8 rows, 2.410 and 2.487
+// at 32, 2.945 and 3.108 at 64.
 #include "atlas/gated_linear_decode.cuh"

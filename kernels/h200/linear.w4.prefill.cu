@@ -3,8 +3,8 @@
 x = ["bf16"]
 weight = ["nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m"]
 [rows]
-# 64 would choose the tiles of 128 for most shapes, and 1,024 would gain a quarter in qkv alone: not worth a third more
-# kernels to compile.
+# 64 would choose the tiles of 128 for most shapes, and 1,024 would gain a quarter in qkv alone:
+# not worth a third more kernels to compile.
 up_to = [128, 256, 512, 0]
 [launch]
 grid = ["BLOCKS", 1, 1]
