@@ -71,5 +71,6 @@ PAGED_ATTENTION = Op(
     constants=("n_heads", "n_kv_heads", "head_dim", "window", "scale"),
     float_constants=("scale",),
     reference=reference,
-    tolerance={"f32": Tolerance(5e-5, 2e-5), "bf16": Tolerance(1.0 / 64, 4e-3)},
+    # Scores of 80, which sharp softmaxes have, are off by up to 4e-5 in fp32, and weights by that share of themselves.
+    tolerance={"f32": Tolerance(1e-4, 4e-5), "bf16": Tolerance(1.0 / 64, 4e-3)},
 )
