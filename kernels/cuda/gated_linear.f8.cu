@@ -45,9 +45,3 @@ memory = "2 * intermediate * k * 33 // 32"
 // gate and up by turns. Bytes: 2 x intermediate x k of weights (f8g128 33 / 32) once
 // per TILE_M rows; bound by weight bandwidth at few rows, by latency at one.
 #include "atlas/gated_columns.cuh"
-
-ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
-             types::out* out, const int* rows) {
-  atlas::launch_dependents();
-  atlas::product_tile(x, weight, atlas::GatedColumns{out, bias}, *rows);
-}

@@ -47,9 +47,3 @@ memory = "n * k * size_weight"
 // (atlas/product.cuh). Bytes: n x k weights once per TILE_M rows; bound by weight bandwidth at few
 // rows, by latency at one.
 #include "atlas/linear_columns.cuh"
-
-ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
-             types::out* out, const int* rows) {
-  atlas::launch_dependents();
-  atlas::product_tile(x, weight, atlas::LinearColumns{out, bias}, *rows);
-}

@@ -48,9 +48,3 @@ memory = "n * k * 33 // 32"
 // computes TILE_M rows by TILE_N columns. Bytes: n x k of weights (f8g128 33 / 32) once per TILE_M
 // rows; bound by weight bandwidth at few rows, by latency at one.
 #include "atlas/linear_columns.cuh"
-
-ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
-             types::out* out, const int* rows) {
-  atlas::launch_dependents();
-  atlas::product_tile(x, weight, atlas::LinearColumns{out, bias}, *rows);
-}

@@ -1,4 +1,5 @@
-// Op gated_linear's part of product.cuh.
+// The kernel of gated_linear.cu, gated_linear.f8.cu and gated_linear.w4.cu, which say what it
+// computes and how it is launched: gated_linear's part of product.cuh.
 #pragma once
 
 #include "atlas/activation.cuh"
@@ -71,3 +72,9 @@ struct GatedColumns {
 };
 
 }  // namespace atlas
+
+ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
+             types::out* out, const int* rows) {
+  atlas::launch_dependents();
+  atlas::product_tile(x, weight, atlas::GatedColumns{out, bias}, *rows);
+}

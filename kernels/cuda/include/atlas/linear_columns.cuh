@@ -1,4 +1,5 @@
-// Op linear's part of product.cuh.
+// The kernel of linear.cu, linear.f8.cu and linear.w4.cu, which say what it
+// computes and how it is launched: linear's part of product.cuh.
 #pragma once
 
 #include "atlas/product.cuh"
@@ -36,3 +37,9 @@ struct LinearColumns {
 };
 
 }  // namespace atlas
+
+ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
+             types::out* out, const int* rows) {
+  atlas::launch_dependents();
+  atlas::product_tile(x, weight, atlas::LinearColumns{out, bias}, *rows);
+}

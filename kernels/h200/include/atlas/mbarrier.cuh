@@ -1,5 +1,5 @@
-// Barriers in shared memory that count arrivals and bytes (PTX ISA, mbarrier), the warps that wait
-// on them, and barriers over a cluster's blocks.
+// Barriers in shared memory that count arrivals and bytes (PTX ISA, mbarrier), and what the warps
+// that wait on them need.
 #pragma once
 
 namespace atlas {
@@ -40,17 +40,6 @@ struct Barrier {
         "r"(bytes)
         : "memory");
   }
-  // Arrives at the barrier at the same place in block `rank` of the cluster. It orders this block's
-  // reads of a slot before the copies that fill it anew; it publishes no writes to other blocks (a
-  // release to the cluster waits for every write of the thread, 0.5 us and more).
-  __device__ void arrive_remote(unsigned rank) {
-    asm volatile(
-        "{\n.reg .b32 remote;\n"
-        "mapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(this)),
-        "r"(rank)
-        : "memory");
-  }
   // Waits until the phase of this parity has completed.
   __device__ void wait(unsigned parity) {
     asm volatile(
@@ -63,8 +52,8 @@ struct Barrier {
   }
 };
 
-// After init() by one thread, before others (or copies) use the barriers: this, then a block or
-// cluster barrier.
+// After init() by one thread, before others (or copies) use the barriers: this, then a barrier of
+// the block.
 __device__ inline void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -83,50 +72,6 @@ __device__ inline void named_barrier(int id, int threads) {
 // Counts this warp at such a barrier without waiting for the others.
 __device__ inline void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ inline unsigned cluster_rank() {
-  unsigned rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-__device__ inline void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-// The same where no write has to become visible: after publish_barriers(), or after reads.
-__device__ inline void cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ inline void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// Every thread of every block of the cluster.
-__device__ inline void cluster_barrier() {
-  cluster_arrive();
-  cluster_wait();
-}
-
-// The address of this block's shared `pointer` in block `rank` of the cluster, for
-// ld.shared::cluster.
-__device__ inline unsigned remote_address(const void* pointer, unsigned rank) {
-  unsigned remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(remote)
-               : "r"(shared_address(pointer)), "r"(rank));
-  return remote;
-}
-__device__ inline float4 load_remote_float4(unsigned address) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
-}
-__device__ inline float load_remote_float(unsigned address) {
-  float v;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
-  return v;
 }
 
 // One elected lane of a converged warp.
