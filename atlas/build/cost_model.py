@@ -6,6 +6,8 @@ A kernel with choices says beside its source what one block costs (`[cost]`):
 - `trips`: memory round trips that wait for one another; `steps`: barriers it passes;
 - `memory`: what the whole launch reads from memory at least, whatever the choice.
 
+(`launch`, what a launch of a variant's bound costs in all, takes the place of these.)
+
 A launch is then waves of blocks over the multiprocessors. A wave lasts as long as its slowest limit:
 the chain of latencies through one block, or the bytes or flops of the blocks that share a
 multiprocessor. The model ranks choices; it does not predict times. docs/kernels/ledger.md says how its
@@ -17,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from atlas.build.kernel_file import COSTS, Axis, Declaration
+from atlas.build.kernel_file import COST_OF_LAUNCH, COSTS, Axis, Declaration
 from atlas.targets.expression import evaluate
 from atlas.targets.hardware import Hardware
 
@@ -63,7 +65,12 @@ def best(
 def relative(
     declared: Declaration, names: Mapping[str, int], hardware: Hardware, candidates: Sequence[Mapping[str, int]]
 ) -> list[float]:
-    """Per candidate: the sum over ROWS of weight x estimated time relative to the declared knobs' time."""
+    """Per candidate: the sum over ROWS of weight x estimated time relative to the declared knobs' time; or, where the
+    declaration states the cost of a launch, that, relative to the declared knobs'."""
+    if COST_OF_LAUNCH in declared.cost:
+        stated, whole = declared.knobs(names), declared.cost[COST_OF_LAUNCH]
+        first, *others = (evaluate(whole, {**names, **knobs}, str(declared.path)) for knobs in (stated, *candidates))
+        return [cost / first if first else 1.0 for cost in others]
     weights = rows_of(declared.phase, names.get("max_rows", 0))
     base = microseconds(declared, names, hardware, declared.knobs(names), tuple(weights))
     result = []

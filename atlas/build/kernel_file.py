@@ -60,6 +60,7 @@ and a file's two phases, must agree in their layouts; a phase's variants also in
 | knobs | legal | comparisons that a choice must satisfy |
 | knobs.choices | NAME | values to choose from, by tuning or by the cost model |
 | cost | bytes, flops, trips, steps, memory | what a block costs, for the cost model (atlas/build/cost_model.py) |
+| cost | launch | instead: what a whole launch of the variant's bound costs, in any unit; the least is chosen |
 | layouts | OPERAND | its storage layout (see below) |
 | levels | also | CPU: instruction-set levels that are compiled on request, for which this file has code of its own |
 """
@@ -85,6 +86,7 @@ from atlas.targets.quant import DTYPE_BYTES
 _DECLARATION = re.compile(r"/\* atlas\n(.*?)\*/", re.DOTALL)
 _CPU_KERNEL = re.compile(r"^ATLAS_CPU_KERNEL\(\s*\"([\w.]+)\"", re.MULTILINE)
 COSTS = ("bytes", "flops", "trips", "steps", "memory")
+COST_OF_LAUNCH = "launch"
 _TABLES: dict[str, tuple[str, ...] | None] = {
     "launch": ("grid", "block", "shared", "cluster", "pdl", "cooperative", "resident"),
     "rows": ("up_to",),
@@ -94,7 +96,7 @@ _TABLES: dict[str, tuple[str, ...] | None] = {
     "knobs": None,
     "layouts": None,
     "levels": ("also",),
-    "cost": COSTS,
+    "cost": (*COSTS, COST_OF_LAUNCH),
 }
 _COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
     ast.Eq: operator.eq,
@@ -247,6 +249,9 @@ def declaration(path: Path) -> Declaration:
         for key in content:
             if keys is not None and key not in keys:
                 raise BuildError(where, f"unknown key {key!r} in [{table}]", ", ".join(keys))
+    cost = document.get("cost", {})
+    if COST_OF_LAUNCH in cost and len(cost) > 1:
+        raise BuildError(where, f"[cost] has {', '.join(cost)}", f"{COST_OF_LAUNCH} alone, or what a block costs")
     operands = [operand.name for operand in OPS[op].operands]
     for table, others in (("layouts", ()), ("serves", (_WHERE,))):
         for operand in document.get(table, {}):
@@ -292,7 +297,7 @@ def declaration(path: Path) -> Declaration:
         document.get("layouts", {}),
         choices,
         legal,
-        document.get("cost", {}),
+        cost,
         limits.get("seconds", DEFAULT_SECONDS),
         tuple(limits.get("unread", [])),
         limits.get("same_bits", False),

@@ -29,6 +29,7 @@ from atlas.targets import target as targets
 from atlas.targets.hardware import Hardware
 from atlas.targets.target import Target
 
+_BOUND = "launch::max_rows"
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"(atlas/[^"]+)"', re.MULTILINE)
 
 
@@ -36,8 +37,8 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"(atlas/[^"]+)"', re.MULTILINE)
 class Job:
     """A variant of a kernel to compile, and what its entry will say.
 
-    phase: that it serves, "" for both.  max_rows: most rows, 0 for any number.
-    digest: hash of all that decides the image.
+    max_rows: most rows, 0 for any number.  symbol: of the kernel in its image.
+    digest: hash of all that decides the image: variants that have it in common are one image.
     """
 
     target: Target
@@ -52,11 +53,8 @@ class Job:
     arch: str
     source: str
     headers: Mapping[str, str]
+    symbol: str
     digest: str
-
-    @property
-    def symbol(self) -> str:
-        return "__".join([f"atlas_{self.key.name()}", *knobs.variant_words(self.declared.phase, self.max_rows)])
 
     @property
     def where(self) -> str:
@@ -102,7 +100,7 @@ def plan_variant(
     geometry = declared.geometry(knobs.names(key, hardware, max_rows), chosen.values)
     layouts = declared.layouts_of(dict(key.dtypes), hardware.layouts)
     source_name, source = path.relative_to(root).as_posix(), path.read_text()
-    job = Job(target, key, path, source_name, declared, max_rows, layouts, chosen, geometry, arch, source, {}, "")
+    job = Job(target, key, path, source_name, declared, max_rows, layouts, chosen, geometry, arch, source, {}, "", "")
     if not 0 < geometry.block <= knobs.MOST_THREADS or geometry.block % 32:
         raise BuildError(
             job.where, f"{geometry.block} threads per block", f"a multiple of 32, at most {knobs.MOST_THREADS}"
@@ -112,14 +110,19 @@ def plan_variant(
     launch = {
         "block": geometry.block,
         "shared": geometry.shared,
-        "max_rows": max_rows,
         "cluster": geometry.cluster,
         "phase": kernel_file.phase_number(declared.phase),
         "resident": geometry.resident,
     }
-    headers[cuda.INSTANCE_HEADER] = cuda.instance_header(key, job.symbol, chosen.values, launch, layouts)
+    # Bounds that a kernel knows only by what its knobs are for them often have the same knobs.
+    bounded = any(_BOUND in text for text in (source, *headers.values()))
+    if bounded:
+        launch["max_rows"] = max_rows
+    words = knobs.variant_words(declared.phase, max_rows if bounded else 0)
+    symbol = "__".join([f"atlas_{key.name()}", *words])
+    headers[cuda.INSTANCE_HEADER] = cuda.instance_header(key, symbol, chosen.values, launch, layouts)
     digest = _digest(arch, cuda.compiler_version(), *cuda.OPTIONS, path.name, source, *sorted(headers.items()))
-    return dataclasses.replace(job, headers=headers, digest=digest)
+    return dataclasses.replace(job, headers=headers, symbol=symbol, digest=digest)
 
 
 def _check_cluster(job: Job) -> None:

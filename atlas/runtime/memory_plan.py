@@ -94,12 +94,12 @@ def buffer_layouts(programs: StepPrograms, kernels: Mapping[str, KernelEntry]) -
 
 def scratch_of(programs: StepPrograms, kernels: Mapping[str, KernelEntry]) -> dict[str, int]:
     """Symbol -> bytes of scratch, of every kernel of the programs that has some."""
-    found = {}
+    found: dict[str, int] = {}
     for key in programs.closure():
         entry = kernels.get(key.name())
         for variant in entry.variants if entry else ():
-            if variant.scratch:
-                found[variant.symbol] = variant.scratch
+            if variant.scratch:  # variants that share an image may differ in it
+                found[variant.symbol] = max(variant.scratch, found.get(variant.symbol, 0))
     return found
 
 

@@ -16,8 +16,14 @@ pdl = true
 same_bits = true
 [knobs]
 BLOCKS = "multiprocessors"
-TOKENS = 0
+TOKENS = 256
 GROUP = 8
+[knobs.choices]
+TOKENS = [256, 128, 64]
+[cost]
+# Rounds of tiles, weighed by their tokens: a k tile takes the tensor cores 4 cycles for each, and
+# for 64 what two warps of a scheduler take to expand it. Any number of rows: all cost nothing.
+launch = "ceil_div(ceil_div(intermediate, 64) * ceil_div(max_rows, TOKENS), BLOCKS) * TOKENS"
 [layouts]
 x = "tiles"
 weight = "frag4_paired"
@@ -50,9 +56,7 @@ struct Cut {
   static constexpr int kBlocks = ceil_div(kColumns, kBlockColumns);
   static constexpr int kTiles = ceil_div(constants::k, 64);
   static constexpr int kGroup = knobs::GROUP;
-  static constexpr int kTokens =
-      knobs::TOKENS ? knobs::TOKENS
-                    : atlas::tokens_of_tile(kBlocks, launch::max_rows, knobs::BLOCKS);
+  static constexpr int kTokens = knobs::TOKENS;
   static constexpr int kOutBytes = kTokens * atlas::kTileRowBytes;
   static constexpr int kStages = atlas::gemm4_stages<Format>(launch::shared - kOutBytes, kTokens);
 };

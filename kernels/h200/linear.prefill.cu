@@ -16,8 +16,14 @@ same_bits = true
 spills = 40
 [knobs]
 BLOCKS = "multiprocessors"
-COLUMNS = 0
+COLUMNS = 256
 GROUP = 16
+[knobs.choices]
+COLUMNS = [256, 192, 128, 96, 64, 48, 32]
+[cost]
+# Rounds of tiles, weighed by a tile's time: its columns and 24, which narrow tiles lose in reuse
+# and between tiles (measured choices of 128 to 2,048 rows agree). Any number: all cost nothing.
+launch = "ceil_div(ceil_div(n, COLUMNS) * ceil_div(max_rows, 128), BLOCKS) * (COLUMNS + 24)"
 [layouts]
 x = "tiles"
 weight = "tiles"
@@ -27,8 +33,8 @@ weight = "tiles"
 //
 // x and weight in `tiles` (tiles.cuh): both bf16, or x f8g128 and weight f8 or f8g128; out
 // row-major, f32 or bf16; bias [n] f32 or none, added to the finished sum. The product is
-// gemm.cuh's: one persistent block a multiprocessor, tiles of 128 rows by `kColumns` columns; this
-// file says how wide they are and stores them. A thread's sums lie in pieces of 2 columns over 16
+// gemm.cuh's: one persistent block a multiprocessor, tiles of 128 rows by COLUMNS columns, which
+// this file stores. A thread's sums lie in pieces of 2 columns over 16
 // rows, and storing those takes one pass of the store unit for each row's 32 bytes. bf16 outputs
 // are laid out in shared memory, from where a copy a row takes them while the next tile is
 // multiplied; f32 outputs, for which there is no room, are turned round there by each warp, 32
@@ -63,8 +69,7 @@ constexpr int kN = constants::n;
 constexpr int kTurnedColumns = 32, kTurnedStride = 40, kTurnedFloats = 16 * kTurnedStride;
 constexpr int kTurnedBytes = atlas::kGemmConsumers / 32 * kTurnedFloats * 4;
 
-constexpr int kColumns =
-    knobs::COLUMNS ? knobs::COLUMNS : atlas::tile_columns(kN, launch::max_rows, knobs::BLOCKS);
+constexpr int kColumns = knobs::COLUMNS;
 // Rows of bf16 outputs are copies of multiples of 16 bytes. A warpgroup stages its 64, 4 banks
 // apart, so that the eight rows that stmatrix writes at a time meet in no bank.
 constexpr bool kStaged = sizeof(types::out) == 2 && kN % 8 == 0;

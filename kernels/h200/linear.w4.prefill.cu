@@ -15,8 +15,14 @@ pdl = true
 same_bits = true
 [knobs]
 BLOCKS = "multiprocessors"
-TOKENS = 0
+TOKENS = 256
 GROUP = 8
+[knobs.choices]
+TOKENS = [256, 128, 64]
+[cost]
+# Rounds of tiles, weighed by their tokens: a k tile takes the tensor cores 4 cycles for each, and
+# for 64 what two warps of a scheduler take to expand it. Any number of rows: all cost nothing.
+launch = "ceil_div(ceil_div(n, 128) * ceil_div(max_rows, TOKENS), BLOCKS) * TOKENS"
 [layouts]
 x = "tiles"
 weight = "frag4"
@@ -26,7 +32,7 @@ weight = "frag4"
 //
 // x in `tiles`, weight in `frag4`; out row-major, f32 or bf16; bias [n] f32 or none, added to the
 // finished sum. The product is gemm4.cuh's: one persistent block a multiprocessor, tiles of 128
-// weight rows by `kTokens` rows of x. From registers, eight lanes store 32 bytes of a row of out.
+// weight rows by TOKENS rows of x. From registers, eight lanes store 32 bytes of a row of out.
 //
 // Bytes: the weights once for every token tile and x once for every row block, both mostly from the
 // L2, and rows x n outputs. At many rows the tensor cores bound it.
@@ -46,9 +52,7 @@ struct Cut {
   static constexpr int kBlocks = ceil_div(kN, atlas::kTileRows);
   static constexpr int kTiles = ceil_div(constants::k, 64);
   static constexpr int kGroup = knobs::GROUP;
-  static constexpr int kTokens =
-      knobs::TOKENS ? knobs::TOKENS
-                    : atlas::tokens_of_tile(kBlocks, launch::max_rows, knobs::BLOCKS);
+  static constexpr int kTokens = knobs::TOKENS;
   static constexpr int kStages = atlas::gemm4_stages<Format>(launch::shared, kTokens);
 };
 using Gemm = atlas::Gemm4<Cut>;

@@ -122,10 +122,11 @@ class TestVariants:
 
     @staticmethod
     def split(tree: Path, rows: str = "[8, 32]") -> None:
-        """residual_rms_norm for h200 in two files: decode with variants, prefill without."""
+        """residual_rms_norm for h200 in two files: decode with variants that know their bound, prefill without."""
         source = (tree / "cuda/residual_rms_norm.cu").read_text()
         (tree / "h200/residual_rms_norm.prefill.cu").write_text(source)
         decode = source.replace("[knobs]\n", f"[rows]\nup_to = {rows}\n[knobs]\n", 1)
+        decode += "static_assert(launch::max_rows > 0);\n"
         (tree / "h200/residual_rms_norm.decode.cu").write_text(decode)
 
     def test_each_is_compiled_and_described(self, tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
@@ -147,6 +148,24 @@ class TestVariants:
         counting.calls.clear()
         built(tree, gpu_targets(tree))
         assert counting.calls == []
+
+    @pytest.mark.parametrize(("named", "images"), [(False, 2), (True, 4)])
+    def test_bounds_that_a_source_does_not_know_are_one_image(
+        self, named: bool, images: int, tree: Path, gpu_targets: Targets, counting: CountingCompiler
+    ) -> None:
+        """Where their knobs are the same. Each has its own line in the manifest all the same."""
+        self.split(tree, "[8, 32, 64, 0]")
+        file = tree / "h200/residual_rms_norm.decode.cu"
+        edit(file, "THREADS = 256", 'THREADS = "64 + min(1, max_rows // 32) * 64"')
+        if not named:
+            edit(file, "static_assert(launch::max_rows > 0);\n", "")
+        manifest, _ = built(tree, gpu_targets(tree))
+        (entry,) = (kernel for kernel in manifest.sets[0].kernels if kernel.op == "residual_rms_norm")
+        decode = [variant for variant in entry.variants if variant.phase == 2]
+        assert [(v.max_rows, v.block) for v in decode] == [(8, 64), (32, 128), (64, 128), (0, 64)]
+        assert len({v.image for v in decode}) == counting.calls.count("residual_rms_norm.decode.cu") == images
+        assert (decode[1].image == decode[2].image) != named and (decode[0].image == decode[3].image) != named
+        assert [v.symbol.endswith("__decode") for v in decode] == [not named, not named, not named, True]
 
     def test_a_launch_over_logits_needs_no_prefill_kernel(
         self, tree: Path, gpu_targets: Targets, counting: CountingCompiler

@@ -75,6 +75,7 @@ def test_geometry_is_evaluated_with_constants_and_knobs(tmp_path: Path) -> None:
         ('[serves]\nwhere = ["n"]\n', r"\[serves\] where has 'n'; accepted: a comparison of two integer expressions"),
         ('[serves]\nweight = "f32"\n', r"\[serves\] weight is 'f32'; accepted: a list of element types"),
         ("[layouts]\nweight = 1\n", r"\[layouts\] weight is 1; accepted: a layout, or a table: dtype = layout"),
+        ('[cost]\nlaunch = "1"\nbytes = "1"\n', r"\[cost\] has launch, bytes; accepted: launch alone"),
         ('[cost]\nbytse = "1"\n', r"unknown key 'bytse' in \[cost\]; accepted: bytes, flops, trips, steps, memory"),
     ],
 )

@@ -14,6 +14,7 @@ from atlas.errors import BuildError
 from atlas.runtime.program import KernelKey
 from atlas.targets.hardware import walk
 from atlas.targets.target import Target
+from tests.build.conftest import KERNELS
 
 Targets = Callable[..., list[Target]]
 
@@ -115,6 +116,21 @@ def test_the_cost_model_is_deterministic_and_prefers_the_declared_among_equals(
     assert first == cost_model.best(declared, names, target.hardware, list(reversed(candidates)))
     flat = dataclasses.replace(declared, cost={"memory": "n * k"})
     assert cost_model.best(flat, names, target.hardware, candidates) == declared.knobs({})
+
+
+@pytest.mark.parametrize(
+    ("n", "max_rows", "columns"),
+    # By hand: rounds of 132 tiles x (columns + 24). 6,144 columns, 1,024 rows: 8 x 24 tiles of 256 are 2 rounds (560),
+    # 8 x 32 of 192 are 2, too (432), 8 x 48 of 128 are 3 (456), 8 x 64 of 96 are 4 (480).
+    [(6144, 1024, 192), (6144, 64, 48), (576, 512, 32), (6144, 0, 256)],
+)
+def test_a_declaration_may_state_the_cost_of_a_launch(target: Target, n: int, max_rows: int, columns: int) -> None:
+    declared = kernel_file.declaration(KERNELS / "h200/linear.prefill.cu")
+    chosen = knobs.choose(declared, linear(n, 4096), target, max_rows)
+    assert (chosen.values["COLUMNS"], chosen.source) == (columns, "cost model")
+    names = knobs.names(linear(n, 4096), target.hardware, max_rows)
+    base, other = cost_model.relative(declared, names, target.hardware, [declared.knobs(names), chosen.values])
+    assert base == 1.0 and (other < 1.0) == (columns != 256)
 
 
 def test_estimates_are_relative_to_the_declared_knobs(target: Target, declared: Declaration) -> None:

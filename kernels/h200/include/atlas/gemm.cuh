@@ -45,21 +45,6 @@ enum class GemmFormat { kBf16, kRowScales, kGroupScales };
 __host__ __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 __host__ __device__ constexpr int round_up(int a, int b) { return (a + b - 1) / b * b; }
 
-// Columns of a tile for products of up to `max_rows` rows by `n` columns: what takes the fewest
-// rounds of `blocks` tiles, weighed by a tile's time, about columns + 24 (what narrow tiles lose in
-// reuse and between tiles; measured choices of 128 to 2,048 rows agree).
-__host__ __device__ constexpr int tile_columns(int n, int max_rows, int blocks) {
-  int best = 256, least_cost = 0x7FFFFFFF;
-  if (max_rows == 0) return best;
-  const int down = (max_rows + kGemmRows - 1) / kGemmRows;
-  for (int columns : {256, 192, 128, 96, 64, 48, 32}) {
-    const int tiles = (n + columns - 1) / columns * down;
-    const int cost = (tiles + blocks - 1) / blocks * (columns + 24);
-    if (cost < least_cost) best = columns, least_cost = cost;
-  }
-  return best;
-}
-
 // Scales of a tile's columns: of two tiles for each warpgroup, whose first warps fetch the next
 // one's while its last still read.
 constexpr int kGemmColumnScaleBytes = 2 * 2 * 256 * 4;

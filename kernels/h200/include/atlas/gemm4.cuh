@@ -28,21 +28,6 @@ namespace atlas {
 
 constexpr int kGemm4Consumers = 256;
 
-// Tokens of a tile for products of up to `max_rows` rows (0: any number): what takes the fewest
-// rounds of `blocks` tiles, weighed by the cycles of a k tile: 4 a token in the tensor cores, but
-// what two warps need on each scheduler to expand it at least.
-__host__ __device__ constexpr int tokens_of_tile(int weight_blocks, int max_rows, int blocks) {
-  int best = 256, least_cost = 0x7FFFFFFF;
-  if (max_rows == 0) return best;
-  for (int tokens : {256, 128, 64, 32}) {
-    const int tiles = weight_blocks * ((max_rows + tokens - 1) / tokens);
-    const int cycles = tokens < 64 ? 256 : 4 * tokens;
-    const int cost = (tiles + blocks - 1) / blocks * cycles;
-    if (cost < least_cost) best = tokens, least_cost = cost;
-  }
-  return best;
-}
-
 // Stages of the ring that `shared` bytes hold.
 template <class Format>
 __host__ __device__ constexpr int gemm4_stages(int shared, int tokens) {
