@@ -108,4 +108,5 @@ def _virtual(text: str) -> str:
     """`text` without this machine's folders: line info and logs name headers as <cuda>/cuda_bf16.hpp."""
     for folder in toolchain.wheels().includes:
         text = text.replace(f"{folder}{os.sep}", "<cuda>/")
-    return text.replace(f"{os.getcwd()}{os.sep}", "")
+    here = os.getcwd()
+    return text if here == os.sep else text.replace(f"{here}{os.sep}", "")

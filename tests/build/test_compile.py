@@ -254,14 +254,15 @@ class TestReproducible:
 
     @pytest.mark.cuda_toolchain
     @pytest.mark.usefixtures("wheels")
+    @pytest.mark.parametrize("start", [None, "/"])
     def test_two_folders_give_the_same_bytes_compiled(
-        self, tree: Path, tmp_path: Path, gpu_targets: Targets, monkeypatch: pytest.MonkeyPatch
+        self, tree: Path, tmp_path: Path, gpu_targets: Targets, monkeypatch: pytest.MonkeyPatch, start: str | None
     ) -> None:
         elsewhere = tmp_path / "elsewhere"
         shutil.copytree(tree, elsewhere)
         here = built(tree, gpu_targets(tree))
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache 2"))
-        monkeypatch.chdir(tmp_path)
+        monkeypatch.chdir(start or tmp_path)
         there = build.build(elsewhere, gpu_targets(elsewhere), 1, quiet, selection={})
         assert (there[0].to_json(), there[1]) == (here[0].to_json(), here[1])
         for path in (str(tmp_path), str(Path.home())):
