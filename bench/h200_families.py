@@ -5,9 +5,10 @@ by buffer.
     python -m bench.h200_families --run FOLDER --out FILE.json     on the device
 
 The first writes the models of tests/family_models.py and compiles a kernel pack for each in bf16, and in every quant
-for those of QUANTS; the second loads each on `cuda` and compares logits (bf16), requests in a batch with the same
-alone, and after every launch of steps of both phases all that it wrote. Models with experts have no CUDA kernels yet
-and are left out by name. `--only NAME.QUANT,...` takes some. Exits 1 if anything is out of bounds.
+for those of QUANTS, and FP8 checkpoints that keep part of their MLPs in bf16 (MIXED). The second loads each on `cuda`
+and compares logits (bf16), requests in a batch with the same alone, and after every launch of steps of both phases
+all that it wrote. Models with experts have no CUDA kernels yet and are left out by name. `--only NAME.QUANT,...` takes
+some. Exits 1 if anything is out of bounds.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from atlas.build.__main__ import main as compile_pack
@@ -29,11 +32,16 @@ from tests.models import run
 from tests.models.test_smollm2 import REL_L2_BF16, relative_l2
 from tests.oracle.make_families_oracle import ORACLE, ROWS, SEED
 from tests.oracle.make_tiny_oracle import ids
+from tests.weights.quantized_files import float_quantized, write
 
 SUFFIX = ".atlaspack"
 
 QUANTS = {"llama-biases": ("fp8", "nvfp4", "int4"), "qwen3": ("fp8", "nvfp4", "int4"), "gemma3": ("fp8",)}
 """Case -> what it is run in besides bf16."""
+
+MIXED = {"qwen3-down-in-bf16": ("down_proj",), "qwen3-gate-up-in-bf16": ("gate_proj", "up_proj")}
+"""FP8 checkpoint -> projections that it keeps in bf16: the two products of its MLPs then take different types, and gate
+and up are multiplied by a launch of their own."""
 
 STEPS = (
     (PHASE_PREFILL, (23, 7, 17), (0, 0, 0)),
@@ -44,16 +52,41 @@ STEPS = (
 """Phase, rows of each sequence, and the positions of their first ones."""
 
 
+def write_mixed(folder: Path, plain: tuple[str, ...]) -> Path:
+    """The model `qwen3` in FP8 with one scale for each row, as compressed-tensors stores it, but for `plain`."""
+    config, stored, ignored = family_models.config("qwen3"), dict[str, Any](), ["lm_head"]
+    for name, array in family_models.tensors(config, SEED).items():
+        module = name.removesuffix(".weight")
+        if not module.endswith("_proj"):
+            stored[name] = array
+        elif module.endswith(plain):
+            stored[name] = array.astype(ml_dtypes.bfloat16)
+            ignored.append(module)
+        else:
+            scales = np.abs(array).max(axis=1, keepdims=True) / 448
+            stored[name] = (array / scales).astype(ml_dtypes.float8_e4m3fn)
+            stored[f"{module}.weight_scale"] = scales.astype(np.float32)
+    quantization = float_quantized("channel")
+    return write(folder, stored, config, **{**quantization, "ignore": ignored})
+
+
 def prepare(folder: Path, hardware: str, only: list[str]) -> int:
     """Write models and packs, of `only` NAME.QUANT if it names some. The exit code."""
+    models: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
+        name: (lambda to, plain=plain: write_mixed(to, plain), ("fp8",))  # type: ignore[misc]
+        for name, plain in MIXED.items()
+    }
     for name, (kind, _) in family_models.CASES.items():
         if "moe" in kind:
             print(f"{name}: left out, models with experts have no CUDA kernels yet")
             continue
-        model = family_models.write(folder / name, name, SEED)
-        for quant in ("bf16", *QUANTS.get(name, ())):
+        quants = ("bf16", *QUANTS.get(name, ()))
+        models[name] = (lambda to, name=name: family_models.write(to, name, SEED), quants)  # type: ignore[misc]
+    for name, (write_to, quants) in models.items():
+        for quant in quants:
             if only and f"{name}.{quant}" not in only:
                 continue
+            model = write_to(folder / name)
             pack = str(model / f"{quant}{SUFFIX}")
             if code := compile_pack([str(model), "--hw", hardware, "--quant", quant, "-o", pack]):
                 return code
