@@ -1,7 +1,7 @@
 """Compiles a kernel pack for a checkpoint: python -m atlas.build MODEL --hw H --quant Q
 
 MODEL is a model directory, a config.json, a GGUF file, a catalogue name, or a model of kernels/models;
-weights are not read. The pack goes to the cache, where the server finds it, unless -o or --wheel says
+of weights only headers are read. The pack goes to the cache, where the server finds it, unless -o or --wheel says
 otherwise. It runs on any machine with that hardware, whichever machine compiled it.
 
     python -m atlas.build tune ...      measure tuning knobs on a device; see its --help
@@ -10,6 +10,7 @@ otherwise. It runs on any machine with that hardware, whichever machine compiled
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import os
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from atlas.build import compile as compiler
 from atlas.build import pack, wheel
-from atlas.build.checkpoint_target import checkpoint_target, configuration
+from atlas.build.checkpoint_target import checkpoint_target, configuration, stored_formats
 from atlas.cli import Parser
 from atlas.errors import AtlasError, BuildError, ConfigError
 from atlas.targets.tree import kernels_root
@@ -58,8 +59,10 @@ def build(arguments: argparse.Namespace) -> None:
     if arguments.jobs < 1:
         raise ConfigError("--jobs", str(arguments.jobs), "an integer of at least 1")
     root = kernels_root()
-    config, name = configuration(arguments.model, root)
-    target = checkpoint_target(root, config, name, arguments.hw, arguments.quant)
+    config, name, files = configuration(arguments.model, root)
+    target = checkpoint_target(root, config, name, arguments.hw, arguments.quant)  # refuses what cannot be
+    if files is not None:
+        target = dataclasses.replace(target, stored=stored_formats(files, arguments.quant))
     output = arguments.output
     cached = output is None and arguments.wheel is None
     folder = _cache_folder() if cached else None  # before compiling: a pack without a place would be lost

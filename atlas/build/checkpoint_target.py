@@ -6,12 +6,14 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from atlas.errors import BuildError, CheckpointError, ConfigError
 from atlas.models import family_of
 from atlas.targets import target as targets
+from atlas.targets.formats import PUBLISHED, ROLE_FORMATS
 from atlas.targets.hardware import walk
+from atlas.targets.quant import recipe
 from atlas.targets.shape import Shard
 from atlas.targets.status import closure
 from atlas.targets.target import Target
@@ -19,8 +21,16 @@ from atlas.targets.target import Target
 ACCEPTED = "a model directory, a config.json, a GGUF file, a catalogue name, or a model of kernels/models"
 
 
-def configuration(model: str, root: Path) -> tuple[dict[str, Any], str]:
-    """config.json of what the user calls a model, and a name for it.
+class Model(NamedTuple):
+    """config.json of a model, a name for it, and where its weights are, if they are there."""
+
+    config: dict[str, Any]
+    name: str
+    files: Path | None = None
+
+
+def configuration(model: str, root: Path) -> Model:
+    """What the user calls a model.
 
     Only headers and configuration are read: weights need not be there.
 
@@ -36,13 +46,14 @@ def configuration(model: str, root: Path) -> tuple[dict[str, Any], str]:
     path = Path(model).expanduser()
     facts = root / "models" / f"{model.lower()}.json"
     if path.is_dir() and (path / "config.json").is_file():
-        return read_json_object(path / "config.json", required=True), path.resolve().name
+        files = path if any(path.glob("*.safetensors")) else None
+        return Model(read_json_object(path / "config.json", required=True), path.resolve().name, files)
     if path.is_file() and path.suffix == ".json":
         # A config.json is called after its folder, a facts file after itself.
         name = path.resolve().parent.name if path.name == "config.json" else path.stem
-        return read_json_object(path, required=True), name
+        return Model(read_json_object(path, required=True), name)
     if not path.exists() and "/" not in model and facts.is_file():
-        return read_json_object(facts, required=True), facts.stem
+        return Model(read_json_object(facts, required=True), facts.stem)
     if not path.exists() and model.lower() in CATALOGUE:
         path = resolve_model(model, offline=False)
     if not path.exists():
@@ -51,7 +62,29 @@ def configuration(model: str, root: Path) -> tuple[dict[str, Any], str]:
         fix = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known)}"
         raise ConfigError("MODEL", f"{model!r} is no file, directory or known model", ACCEPTED, fix)
     with open_checkpoint(path) as checkpoint:
-        return checkpoint.config, path.resolve().name.removesuffix(".gguf")
+        return Model(checkpoint.config, path.resolve().name.removesuffix(".gguf"), path)
+
+
+def stored_formats(files: Path, quant: str) -> dict[str, str]:
+    """Weight buffer -> the format or element type that it gets on a GPU, for those that the recipe leaves to the
+    checkpoint. Only headers are read. Raises CheckpointError, ConfigError."""
+    from atlas.runtime import headers, weight_formats
+    from atlas.weights import open_checkpoint
+
+    found: dict[str, str] = {}
+    with open_checkpoint(files) as checkpoint:
+        family = family_of(checkpoint.config)
+        config = headers.untied(checkpoint, family.configure(checkpoint.config, Shard()), family)
+        chosen = weight_formats.chooser(checkpoint, family.weights(config, checkpoint.tensors))
+
+        def note(name: str, role: str) -> str:
+            format = chosen(name, role)
+            if role in ROLE_FORMATS:
+                found[name] = format
+            return format
+
+        family.record(config, recipe(quant), note)
+    return found
 
 
 def checkpoint_target(root: Path, config: Mapping[str, Any], name: str, hardware: str, quant: str) -> Target:
@@ -94,4 +127,6 @@ def _shape_hash(facts: Mapping[str, Any]) -> str:
 
 
 def _closure(config: Mapping[str, Any], quant: str) -> set[str]:
-    return {key.name() for key in closure(config, quant)}
+    """What a checkpoint's program needs, without kernels for what others of its model are stored in."""
+    plain = {name: value for name, value in config.items() if name != PUBLISHED}
+    return {key.name() for key in closure(plain, quant)}

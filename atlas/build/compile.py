@@ -34,7 +34,7 @@ EMBED_CHOICES = {
 
 def closure(target: Target) -> Mapping[KernelKey, tuple[str, ...]]:
     """Every kernel that the target's programs need, and the phases of a step that need it."""
-    return status.closure(target.facts, target.quant, target.hardware.kind, status.has_kernel(target))
+    return status.closure(target.facts, target.quant, target.hardware.kind, status.has_kernel(target), target.stored)
 
 
 def build(

@@ -12,6 +12,7 @@ from atlas.doctor.report import Context, Result, gigabytes
 from atlas.errors import AtlasError
 from atlas.models import family_of
 from atlas.runtime import kernel_set, kernel_sources, weight_formats
+from atlas.runtime.recording import Recording
 from atlas.targets.hardware import Hardware, walk
 from atlas.targets.quant import recipe
 from atlas.targets.shape import Shard
@@ -120,16 +121,18 @@ def _choice(context: Context, config: Mapping[str, Any], origin: str, checkpoint
     fix = kernel_sources.rebuild_fix(str(context.model), context.quant or natural["cuda"], devices)
     sources = kernel_sources.find(shape.hash(), context.quant, context.kernel_packs, fix)
     no_device = reason.partition("; ")[0]
-    choice = kernel_set.choose(context.backend, context.quant, shape, sources, devices, no_device, fix, natural)
+    recording = Recording(checkpoint, family, configured) if checkpoint else None
+    lacks = recording.lacks if recording else lambda kernels: ""
+    choice = kernel_set.choose(context.backend, context.quant, shape, sources, devices, no_device, fix, natural, lacks)
     found = f"{context.model} ({origin}) would run on {choice.name}: {choice.reason}"
     if choice.backend != "cuda" and context.quant is None and choice.quant == natural["cpu"]:
         found += f"; {choice.quant} is nearest to how the checkpoint is stored"
-    roles = recipe(choice.quant, "cuda" if choice.backend == "cuda" else "cpu")
-    if checkpoint:
-        tensors = family.weights(configured, checkpoint.tensors)
-        programs = family.record(configured, roles, weight_formats.chooser(checkpoint, tensors))
-    else:
-        programs = family.record(configured, roles)
+    kind = "cuda" if choice.backend == "cuda" else "cpu"
+    roles, names = (
+        recipe(choice.quant, kind),
+        [k.name for k in choice.kernel_set.kernels] if choice.kernel_set else None,
+    )
+    programs = recording.programs(roles, kind, names) if recording else family.record(configured, roles)
     weights = programs.weight_bytes()
     room = available_memory(context)
     if choice.backend == "cuda":

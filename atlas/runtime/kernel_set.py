@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from atlas.build.architecture import parse, runs_on
@@ -35,6 +35,13 @@ NO_GPU_FIX = "run it where the NVIDIA driver shows a GPU"
 
 Device = dict[str, Any]
 """A GPU as the core lists it."""
+
+Lacks = Callable[[KernelSet], str]
+"""What a set of the right shape and quant does not have of the kernels that the checkpoint needs; "" if nothing."""
+
+
+def _nothing(kernel_set: KernelSet) -> str:
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +88,7 @@ def choose(
     no_device: str = "",
     fix: str = "",
     natural: Mapping[str, str] = NO_PREFERENCE,
+    lacks: Lacks = _nothing,
 ) -> Choice:
     """The first kernel set, in the order of `sources` (atlas/runtime/kernel_sources.py), that runs on one of `devices`.
 
@@ -115,17 +123,17 @@ def choose(
         assert source.manifest is not None
         have += source.manifest.sets
         for device in devices if backend != "cpu" else ():
-            choice = _on_device(source, device, shape.hash(), wanted[0], near)
+            choice = _on_device(source, device, shape.hash(), wanted[0], near, lacks)
             if choice and quant is None and wanted[0] != DEFAULT_QUANT:
                 return _because(choice, f"quant {wanted[0]} because the checkpoint stores it (--quant takes another)")
             if choice:
                 return choice
         if source.asked_for:
             sets = source.manifest.sets
-            asked += [_judge(source, s, shape.hash(), wanted, devices, no_device, quant is None) for s in sets]
+            asked += [_judge(source, s, shape.hash(), wanted, devices, no_device, quant is None, lacks) for s in sets]
         opened.append(source)
     for source, device, other in itertools.product(opened, devices if backend != "cpu" else (), wanted[1:]):
-        choice = _on_device(source, device, shape.hash(), other, near)
+        choice = _on_device(source, device, shape.hash(), other, near, lacks)
         if choice:
             why = f"quant {other}, to which the checkpoint's {wanted[0]} is widened: no kernels for {wanted[0]} here"
             _log.warning("%s%s", why, f"; {fix}" if fix else "")
@@ -197,14 +205,16 @@ def device_images(choice: Choice) -> tuple[dict[str, KernelEntry], list[memoryvi
     return kernels, [memoryview(bytes(choice.images[i]) + b"\0") if choice.ptx else choice.images[i] for i in used]
 
 
-def _on_device(source: Source, device: Device, shape_hash: str, quant: str, near: list[Candidate]) -> Choice | None:
+def _on_device(
+    source: Source, device: Device, shape_hash: str, quant: str, near: list[Candidate], lacks: Lacks
+) -> Choice | None:
     """The source's set for a device: one made for its very capability before one that merely runs on it."""
     assert source.manifest is not None
     capability = tuple(device["compute_capability"])
     sets = [s for s in source.manifest.sets if s.kind == "cuda" and (s.shape_hash, s.quant) == (shape_hash, quant)]
     for kernel_set in sorted(sets, key=lambda s: s.compute_capability != capability):
         refusal, ptx = _refusal(kernel_set, capability)
-        if refusal:
+        if refusal := refusal or lacks(kernel_set):
             near.append(Candidate(source.label, kernel_set.name, refusal))
             continue
         reason = f"{device['name']} matches {kernel_set.name}, shape {shape_hash}, {source.label}"
@@ -226,6 +236,7 @@ def _judge(
     devices: Sequence[Device],
     no_device: str,
     unset: bool = False,
+    lacks: Lacks = _nothing,
 ) -> Candidate:
     """The verdict on one set: the first mismatch found.
 
@@ -243,7 +254,7 @@ def _judge(
             verdict = f"no GPU: {no_device}" if no_device else "no GPU"
         else:
             refusals = [_refusal(kernel_set, tuple(device["compute_capability"]))[0] for device in devices]
-            verdict = USABLE if "" in refusals else refusals[0]
+            verdict = (lacks(kernel_set) or USABLE) if "" in refusals else refusals[0]
     else:
         verdict = _contracts(kernel_set) or USABLE
     return Candidate(source.label, kernel_set.name, verdict)

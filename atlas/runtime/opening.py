@@ -31,8 +31,13 @@ def recipe_of(choice: Choice, options: RunnerOptions) -> Recipe:
 
 
 def open_backend(
-    shape: Shape, options: RunnerOptions, model: str, natural: Mapping[str, str] = kernel_set.NO_PREFERENCE
+    shape: Shape,
+    options: RunnerOptions,
+    model: str,
+    natural: Mapping[str, str] = kernel_set.NO_PREFERENCE,
+    lacks: kernel_set.Lacks = lambda kernels: "",
 ) -> tuple[Backend, Choice, dict[str, KernelEntry]]:
+    """The backend, its kernel set and that set's kernels by name. natural, lacks: as `kernel_set.choose` takes them."""
     if options.kernel_packs and options.backend in ("cpu", "reference"):
         raise ConfigError(
             "kernel_pack", f"given with backend {options.backend}", "backend auto or cuda", "leave one of the two out"
@@ -46,7 +51,7 @@ def open_backend(
         sources = kernel_sources.find(shape.hash(), options.quant, options.kernel_packs, fix)
     else:
         sources = iter([kernel_sources.embedded()])  # nothing else has kernels for a CPU
-    choice = kernel_set.choose(options.backend, options.quant, shape, sources, devices, no_device, fix, natural)
+    choice = kernel_set.choose(options.backend, options.quant, shape, sources, devices, no_device, fix, natural, lacks)
     assert choice.kernel_set is not None
     if choice.backend == "cuda":
         kernels, images = kernel_set.device_images(choice)

@@ -11,7 +11,7 @@ import numpy as np
 
 from atlas.build.kernel_file import ROW_MAJOR
 from atlas.errors import DeviceError
-from atlas.models import ModelConfig, family_of, fusion
+from atlas.models import ModelConfig, family_of
 from atlas.runtime import core, headers, loader, memory_plan, opening, variants, weight_formats
 from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.dtypes import NUMPY
@@ -20,6 +20,7 @@ from atlas.runtime.kernel_set import Choice
 from atlas.runtime.limits import kv_block_bytes, kv_budget, limits_of, nbytes
 from atlas.runtime.memory_plan import MemoryPlan
 from atlas.runtime.options import RunnerOptions as RunnerOptions
+from atlas.runtime.recording import Recording
 from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL, Limits, StepBlock
 from atlas.targets.shape import KV_BLOCK_SIZE, Shard
 from atlas.weights import Checkpoint
@@ -142,13 +143,14 @@ class Runner:
         family = family_of(checkpoint.config)
         config = headers.untied(checkpoint, family.configure(checkpoint.config, Shard()), family)
         natural = weight_formats.natural_quants(checkpoint)
-        backend, choice, kernels = opening.open_backend(config.shape, options, str(checkpoint.path), natural)
+        recording = Recording(checkpoint, family, config)
+        backend, choice, kernels = opening.open_backend(
+            config.shape, options, str(checkpoint.path), natural, recording.lacks
+        )
         _log.debug("kernel set %s on %s (%s)", choice.name, backend.describe(), choice.reason)
         roles = opening.recipe_of(choice, options)
-        sources = family.weights(config, checkpoint.tensors)
-        kind = opening.kind(choice, options)
-        formats, everything = weight_formats.chooser(checkpoint, sources), choice.backend == "reference"
-        programs = fusion.record(family, config, roles, kind, formats, lambda key: everything or key.name() in kernels)
+        sources, kind = recording.sources, opening.kind(choice, options)
+        programs = recording.programs(roles, kind, None if choice.backend == "reference" else kernels)
         headers.check(checkpoint, programs, sources, family.other_parts)
 
         stage("memory")

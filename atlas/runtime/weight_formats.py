@@ -5,7 +5,8 @@ from __future__ import annotations
 import collections
 import logging
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 
 from atlas.models.family import FormatOf, WeightSource
 from atlas.targets import formats
@@ -18,8 +19,17 @@ _log = logging.getLogger(__name__)
 _TABLES = ("embed_tokens.weight", "lm_head.weight")
 
 
-def chooser(checkpoint: Checkpoint, sources: Mapping[str, WeightSource]) -> FormatOf:
-    """The choice for one checkpoint.
+def of_kernels(names: Iterable[str]) -> frozenset[str]:
+    """The block formats of weights that kernels called so (`KernelKey.name`) are for."""
+    words = (re.search(r"_weight_([a-z0-9]+)_", name) for name in names)
+    return frozenset(word.group(1) for word in words if word and word.group(1) in FORMATS)
+
+
+def chooser(
+    checkpoint: Checkpoint, sources: Mapping[str, WeightSource], available: Collection[str] = FORMATS
+) -> FormatOf:
+    """The choice for one checkpoint. available: formats that there are kernels for at hand; a tensor that has an exact
+    format but none of these gets that, so that what is missing can be named.
 
     What is quantised already is imported exactly or dequantised, never quantised again; where a file mixes
     precisions, tensors that it keeps in floats stay floats. So only checkpoints without any quantised tensor
@@ -33,9 +43,11 @@ def chooser(checkpoint: Checkpoint, sources: Mapping[str, WeightSource]) -> Form
             return role
         infos = [checkpoint.tensors[t] for t in sources[name].tensors if t in checkpoint.tensors]
         stored = [info.scheme.block_format() if info.scheme else None for info in infos]
-        exact = formats.common([s for s in stored if s], ROLE_FORMATS[role]) if all(stored) else None
-        if exact:
-            return exact
+        if all(stored):
+            known, accepted = [s for s in stored if s], ROLE_FORMATS[role]
+            at_hand = formats.common(known, [format for format in accepted if format in available])
+            if exact := at_hand or formats.common(known, accepted):
+                return exact
         if mixed or role == "stored":
             for info in infos:
                 if info.scheme is not None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from atlas.build import kernel_file
 from atlas.errors import BuildError, CheckpointError
+from atlas.targets.formats import FORMATS, PUBLISHED
 from atlas.targets.hardware import Hardware
 from atlas.targets.shape import shape
 
@@ -35,12 +36,17 @@ class MissingKernel(BuildError):
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """(hardware, model, quant). facts: the model's config.json fields; empty for ANY_MODEL."""
+    """(hardware, model, quant). facts: the model's config.json fields; empty for ANY_MODEL.
+
+    stored: weight buffer -> its format or element type in a checkpoint whose kernels the target has besides those that
+        every target of the model and quant has.
+    """
 
     hardware: Hardware
     model: str
     quant: str
     facts: Mapping[str, Any] = dataclasses.field(hash=False)
+    stored: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> str:
@@ -161,6 +167,9 @@ def facts(root: Path) -> dict[str, dict[str, Any]]:
             if not isinstance(document, dict):
                 raise BuildError(str(file), "holds no JSON object", "fields of a config.json, and `source`")
             shape(document)
+            published = document.get(PUBLISHED, [])
+            if not isinstance(published, list) or not set(map(str, published)) <= FORMATS.keys():
+                raise BuildError(str(file), f"{PUBLISHED} is {published!r}", f"a list of {', '.join(FORMATS)}")
         except json.JSONDecodeError as error:
             raise BuildError(str(file), f"not valid JSON: {error}") from None
         except CheckpointError as error:

@@ -11,10 +11,11 @@ from typing import Any
 
 from atlas.errors import AtlasError, BuildError
 from atlas.models import family_of
+from atlas.models.family import FormatOf
 from atlas.models.fusion import HasKernel, record
 from atlas.runtime import load_program
 from atlas.runtime.program import KernelKey
-from atlas.targets.formats import ROLE_FORMATS, plain_format
+from atlas.targets.formats import ROLE_FORMATS, compiled_formats, plain_format
 from atlas.targets.quant import recipe
 from atlas.targets.resolution import ANY_MODEL, MissingKernel, Target, facts, find
 from atlas.targets.shape import Shard
@@ -52,7 +53,7 @@ def status(target: Target) -> Status:
     if target.quant not in target.hardware.quants:
         return Status(f"{target.hardware.name} has no {target.quant} kernels", "quant")
     if target.model != ANY_MODEL:
-        keys, reason = _needed(target.facts, target.quant, target.hardware.kind, has_kernel(target))
+        keys, reason = _needed(target.facts, target.quant, target.hardware.kind, has_kernel(target), target.stored)
         if reason:
             return Status(reason, "op")
     for key, phases in keys.items():
@@ -132,62 +133,73 @@ def has_kernel(target: Target) -> HasKernel:
     return has
 
 
+_NOTHING: Mapping[str, str] = {}
+
+
 def closure(
-    config: Mapping[str, Any], quant: str, kind: str = "cuda", has: HasKernel = lambda key: False
+    config: Mapping[str, Any],
+    quant: str,
+    kind: str = "cuda",
+    has: HasKernel = lambda key: False,
+    stored: Mapping[str, str] = _NOTHING,
 ) -> Mapping[KernelKey, tuple[str, ...]]:
     """Every kernel that a model's programs need under a recipe, and the phases that need it.
 
-    has: as `has_kernel` gives it.
+    has: as `has_kernel` gives it.  stored: as a target has it.
 
     Raises BuildError where there are none.
     """
-    keys, reason = _needed(config, quant, kind, has)
+    keys, reason = _needed(config, quant, kind, has, stored)
     if reason:
         raise BuildError(f"quant {quant}", reason)
     return keys
 
 
 def _needed(
-    config: Mapping[str, Any], quant: str, kind: str, has: HasKernel
+    config: Mapping[str, Any], quant: str, kind: str, has: HasKernel, stored: Mapping[str, str]
 ) -> tuple[Mapping[KernelKey, tuple[str, ...]], str]:
     """Every kernel of a model's programs under a recipe, or why they cannot be recorded."""
-    text = json.dumps(config, sort_keys=True)
-    there = frozenset(filter(has, _asked(text, quant, kind))) if kind == "cuda" else frozenset()
-    return _closure(text, quant, kind, there)
+    asked = _Asked(json.dumps(config, sort_keys=True), quant, kind, tuple(sorted(stored.items())))
+    there = frozenset(filter(has, _optional(asked))) if kind == "cuda" else frozenset()
+    return _closure(asked, there)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """Whose kernels are asked for. config: JSON."""
+
+    config: str
+    quant: str
+    kind: str
+    stored: tuple[tuple[str, str], ...]
 
 
 @functools.cache
-def _asked(config: str, quant: str, kind: str) -> tuple[KernelKey, ...]:
+def _optional(asked: _Asked) -> tuple[KernelKey, ...]:
     """The kernels that a model's programs use where there are some."""
-    asked: dict[KernelKey, None] = {}
+    found: dict[KernelKey, None] = {}
 
     def note(key: KernelKey) -> bool:
-        asked[key] = None
+        found[key] = None
         return False
 
-    _record(config, quant, kind, note)
-    return tuple(asked)
+    _record(asked, note)
+    return tuple(found)
 
 
 @functools.cache
-def _closure(
-    config: str, quant: str, kind: str, there: frozenset[KernelKey]
-) -> tuple[Mapping[KernelKey, tuple[str, ...]], str]:
+def _closure(asked: _Asked, there: frozenset[KernelKey]) -> tuple[Mapping[KernelKey, tuple[str, ...]], str]:
     """_needed, with those kernels that are there of the ones that a program may do without."""
-    return _record(config, quant, kind, there.__contains__)
+    return _record(asked, there.__contains__)
 
 
-def _record(config: str, quant: str, kind: str, has: HasKernel) -> tuple[Mapping[KernelKey, tuple[str, ...]], str]:
-    document = json.loads(config)
+def _record(asked: _Asked, has: HasKernel) -> tuple[Mapping[KernelKey, tuple[str, ...]], str]:
+    document, kind = json.loads(asked.config), asked.kind
     family = family_of(document)
     try:
-        configured, roles = family.configure(document, Shard()), recipe(quant, kind)
+        configured, roles = family.configure(document, Shard()), recipe(asked.quant, kind)
         needed: dict[KernelKey, tuple[str, ...]] = {}
-        for formats in _choices(roles.projections, kind):
-            # A checkpoint may hold its weights in any of a role's formats, and what none holds is bf16.
-            def format_of(name: str, role: str, formats: Mapping[str, str] = formats) -> str:
-                return formats.get(role) or plain_format(role)
-
+        for format_of in _choices(roles.projections, kind, document, dict(asked.stored)):
             programs = record(family, configured, roles, kind, format_of, has)
             for key, phases in programs.closure().items():
                 needed[key] = tuple(sorted({*needed.get(key, ()), *phases}, reverse=True))
@@ -195,14 +207,23 @@ def _record(config: str, quant: str, kind: str, has: HasKernel) -> tuple[Mapping
                 needed |= dict.fromkeys(load_program.keys(programs), ("prefill", "decode"))
         return needed, ""
     except AtlasError as error:
-        return {}, f"recipe {quant} has no ops: {error.where}: {error.found}"
+        return {}, f"recipe {asked.quant} has no ops: {error.where}: {error.found}"
 
 
-def _choices(role: str, kind: str) -> list[dict[str, str]]:
-    """What a role's word may stand for, one format for all of its weights at a time; [{}]: only what it says."""
-    if kind != "cuda" or role not in ROLE_FORMATS:
-        return [{}]
-    return [{role: format} for format in (*ROLE_FORMATS[role], "bf16")]
+def _choices(word: str, kind: str, config: Mapping[str, Any], stored: Mapping[str, str]) -> list[FormatOf]:
+    """The formats that a model's weights may have. word: what the recipe says of its projections.
+
+    A checkpoint may hold its weights in any format of a role, and what none holds is bf16: one format for all of them
+    at a time. `stored` is a mixture of its own.
+    """
+    if kind != "cuda" or word not in ROLE_FORMATS:
+        return [lambda name, role: plain_format(role)]
+
+    def only(format: str) -> FormatOf:
+        return lambda name, role: format if role == word else plain_format(role)
+
+    choices = [only(format) for format in (*compiled_formats(word, config), "bf16")]
+    return [*choices, lambda name, role: stored.get(name) or plain_format(role)] if stored else choices
 
 
 def models(root: Path) -> dict[str, dict[str, Any]]:

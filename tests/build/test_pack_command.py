@@ -60,16 +60,16 @@ def checkpoint(folder: Path, config: Mapping[str, Any]) -> Path:
 
 def test_a_model_is_a_folder_a_json_file_or_a_name(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "My Llama", OTHER)
-    assert configuration(str(folder), KERNELS) == (OTHER, "My Llama")
-    assert configuration(str(folder / "config.json"), KERNELS) == (OTHER, "My Llama")
+    assert configuration(str(folder), KERNELS) == (OTHER, "My Llama", None)
+    assert configuration(str(folder / "config.json"), KERNELS) == (OTHER, "My Llama", None)
     (tmp_path / "facts-9b.json").write_text(json.dumps(OTHER))
-    assert configuration(str(tmp_path / "facts-9b.json"), KERNELS) == (OTHER, "facts-9b")
-    assert configuration("SmolLM2-135M", KERNELS) == (FACTS, "smollm2-135m")
+    assert configuration(str(tmp_path / "facts-9b.json"), KERNELS) == (OTHER, "facts-9b", None)
+    assert configuration("SmolLM2-135M", KERNELS) == (FACTS, "smollm2-135m", None)
 
 
 def test_a_gguf_file_is_a_model(smollm2_path: Path) -> None:
-    config, name = configuration(str(smollm2_path), KERNELS)
-    assert name == smollm2_path.name.removesuffix(".gguf")
+    config, name, files = configuration(str(smollm2_path), KERNELS)
+    assert files == smollm2_path and name == smollm2_path.name.removesuffix(".gguf")
     target = checkpoint_target(KERNELS, config, name, "h200", "bf16")
     assert target.name == "h200/smollm2-135m/bf16"
 
