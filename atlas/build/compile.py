@@ -144,7 +144,7 @@ def _compile_all(
     with kernel_job.Compiler(jobs) as compiler:
         planned = []
         for target, keys, arch in wanted:
-            planned.append([kernel_job.plan(root, target, key, arch, phases) for key, phases in keys.items()])
+            planned.append([compiler.plan(root, target, key, arch, phases) for key, phases in keys.items()])
             for variants in planned[-1]:
                 for job in variants:
                     compiler.start(job)

@@ -17,9 +17,12 @@ from atlas.errors import BuildError
 from atlas.ops.op import Op
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)", re.DOTALL)
-_STATEMENT = re.compile(r"(?:@!?(%[\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
+_STATEMENT = re.compile(r"(?:@!?%[\w$]+\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
+_NO_POINTER = re.compile(r"(?:bra|ret|setp|bar)\b.*|.*\.(?:f16|f16x2|bf16|bf16x2|f32|f64|b16|u16|s16|pred)")
+"""Opcodes that leave no pointer and no half of one, unless they load or store."""
 _LABEL = re.compile(r"^[\s{}]*(?:[\w$]+:(?!:)[\s{}]*)*")
 _REGISTER = re.compile(r"%[\w$]+")
+_BRACE = re.compile(r"[{}]")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
@@ -49,11 +52,14 @@ def access(ptx: str, symbol: str) -> Access:
     parameters = {name: i for i, name in enumerate(re.findall(r"([\w$]+)\s*(?:\[[^\]]*\])?\s*(?:,|$)", match.group(2)))}
     program = list(_instructions(_body(text, match.end())))
     holds: dict[str, frozenset[int]] = {}
-    while _spread(program, parameters, holds):
+    moves = [instruction for instruction in program if _moves(instruction)]
+    while _spread(moves, parameters, holds):
         pass
     reads: set[int] = set()
     writes: set[int] = set()
     for instruction in program:
+        if not instruction.brackets and not instruction.opcode.startswith("st."):
+            continue
         at = [
             frozenset().union(*(holds.get(r, frozenset()) for r in _REGISTER.findall(b))) for b in instruction.brackets
         ]
@@ -108,23 +114,23 @@ def _body(text: str, start: int) -> str:
     """The text between the braces of the function whose header ends at `start`."""
     begin = text.index("{", start)
     depth = 0
-    for position in range(begin, len(text)):
-        if text[position] == "{":
-            depth += 1
-        elif text[position] == "}":
-            depth -= 1
-            if depth == 0:
-                return text[begin + 1 : position]
+    for brace in _BRACE.finditer(text, begin):
+        depth += 1 if brace.group() == "{" else -1
+        if depth == 0:
+            return text[begin + 1 : brace.start()]
     return text[begin + 1 :]
 
 
 def _instructions(body: str) -> Iterator[_Instruction]:
     for statement in body.split(";"):
-        match = _STATEMENT.fullmatch(_LABEL.sub("", statement).strip())
+        match = _STATEMENT.fullmatch(_LABEL.sub("", statement).rstrip())
         if not match:
             continue  # a directive (.reg, .shared) or nothing
-        opcode, operands = match.group(2), match.group(3)
-        brackets = tuple(_BRACKET.findall(operands))
+        opcode, operands = match.groups()
+        memory = "[" in operands
+        if not memory and _NO_POINTER.fullmatch(opcode):
+            continue
+        brackets = tuple(_BRACKET.findall(operands)) if memory else ()
         first, rest = _split_first(operands)
         if opcode.startswith(("st.", "red.", "cp.", "bar", "bra", "ret", "stmatrix", "prefetch", "mbarrier", "fence")):
             target, sources = (), tuple(_REGISTER.findall(_BRACKET.sub("", operands)))
@@ -146,12 +152,18 @@ def _split_first(operands: str) -> tuple[str, str]:
     return first, rest
 
 
-def _spread(program: list[_Instruction], parameters: dict[str, int], holds: dict[str, frozenset[int]]) -> bool:
+def _moves(instruction: _Instruction) -> bool:
+    """Whether its target may hold a pointer: what comes from memory, and a comparison, is none of ours."""
+    opcode = instruction.opcode
+    if not instruction.target:
+        return False
+    return opcode.startswith("ld.param") or not opcode.startswith(("ld", "atom", "setp", "call", "tex", "shfl"))
+
+
+def _spread(moves: list[_Instruction], parameters: dict[str, int], holds: dict[str, frozenset[int]]) -> bool:
     """One pass: what each instruction's sources hold, its target may hold. True if anything was new."""
     grew = False
-    for instruction in program:
-        if not instruction.target:
-            continue
+    for instruction in moves:
         new: frozenset[int] = frozenset()
         if instruction.opcode.startswith("ld.param"):
             for bracket in instruction.brackets:
@@ -159,10 +171,12 @@ def _spread(program: list[_Instruction], parameters: dict[str, int], holds: dict
                 if name in parameters:
                     new |= {parameters[name]}
                 new = new.union(*(holds.get(r, frozenset()) for r in _REGISTER.findall(bracket)))
-        elif instruction.opcode.startswith(("ld", "atom", "setp", "call", "tex", "shfl")):
-            continue  # what comes from memory, and a comparison, is no pointer of ours
         else:
-            new = new.union(*(holds.get(r, frozenset()) for r in instruction.sources))
+            for register in instruction.sources:
+                if held := holds.get(register):
+                    new |= held
+        if not new:
+            continue
         for register in instruction.target:
             known = holds.get(register, frozenset())
             if not new <= known:

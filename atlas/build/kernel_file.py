@@ -217,10 +217,7 @@ class Declaration:
         names = {name: value for name, value in constants.items() if isinstance(value, int)} | dict(knobs)
         where = str(self.path)
         dims = OPS[self.op].dims
-        try:
-            axes = tuple(_axis(text, dims, names, where) for text in self.grid)
-        except ZeroDivisionError:
-            raise BuildError(where, f"grid {list(self.grid)} divides by zero with {dict(knobs)}") from None
+        axes = tuple(_axis(text, dims, names, where) for text in self.grid)
         rest = (self.block, self.shared, self.cluster, self.scratch, self.resident)
         return Geometry(axes, *(evaluate(expression, names, where) for expression in rest))
 

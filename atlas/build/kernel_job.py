@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -139,10 +139,11 @@ def _check_cluster(job: Job) -> None:
 
 
 class Compiler:
-    """Compiles jobs, `workers` at a time, each digest once. `compiled` counts what the cache did not have."""
+    """Plans and compiles jobs, `workers` at a time, each digest once. `compiled` counts what the cache did not have."""
 
     def __init__(self, workers: int) -> None:
         self._pool = concurrent.futures.ThreadPoolExecutor(workers)
+        self._planned: dict[Hashable, list[Job]] = {}
         self._results: dict[str, concurrent.futures.Future[Compiled]] = {}
         self._folder = private_folder("kernels")
         self.compiled: list[str] = []
@@ -155,6 +156,16 @@ class Compiler:
     ) -> None:
         # After a failure nobody wants the rest.
         self._pool.shutdown(cancel_futures=kind is not None)
+
+    def plan(self, root: Path, target: Target, key: KernelKey, arch: str, phases: Sequence[str]) -> list[Job]:
+        """As the function `plan`, once for all targets that have the same files and tuning: two of three, mostly."""
+        dtypes, constants = dict(key.dtypes), dict(key.constants)
+        files = tuple(targets.resolve(target, key.op, phase, dtypes, constants) for phase in phases)
+        tuning = json.dumps(targets.tuning(target, key.op))
+        same = (root, target.hardware.name, arch, key, files, tuning)
+        if same not in self._planned:
+            self._planned[same] = plan(root, target, key, arch, phases)
+        return [dataclasses.replace(job, target=target) for job in self._planned[same]]
 
     @property
     def distinct(self) -> int:
