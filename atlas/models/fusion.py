@@ -8,7 +8,12 @@ A launch costs a GPU about a microsecond and everything that it leaves costs a t
     rope_kv_append, paged_attention, quantize_rows of its rows if there is one
         ->  rope_attention in decode steps, the same as before in prefill steps
 
-the last where the hardware has a kernel for it. A fused kernel rounds once, at its end: it leaves no gate and up
+    linear, residual_rms_norm, linear or gated_linear of its rows
+        ->  residual_linear, normed_linear or normed_gated_linear in decode steps, the same as before in prefill steps
+
+    rms_norm, one of these products  ->  norm_parts and the product in decode steps, so that it has one kernel there
+
+the last three where the hardware has kernels for them. A fused kernel rounds once, at its end: it leaves no gate and up
 to round, and adds f32 or bf16 products in fp32. Build and load both get a model's programs from `record` below: the
 kernels that are compiled are those that are asked for.
 """
@@ -16,17 +21,23 @@ kernels that are compiled are those that are asked for.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from atlas.build.kernel_file import PHASES
 from atlas.models.family import Family, FormatOf, ModelConfig
+from atlas.ops.norm_parts import SHARE
 from atlas.runtime.program import KernelKey, Launch, Recorder, StepPrograms
 from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL
+from atlas.targets.expression import ceil_div
 from atlas.targets.formats import plain_format
 from atlas.targets.quant import Recipe
 
 HasKernel = Callable[[KernelKey], bool]
 """Whether the hardware has a kernel for decode steps that it need not have."""
+
+Launches = Sequence[Launch]
+Rule = Callable[[Recorder, Launches, HasKernel], int]
+"""Records what stands for the first of some launches; says for how many, 0 if it does not know them."""
 
 
 def record(
@@ -44,60 +55,66 @@ def record(
 
 def fused(programs: StepPrograms, has: HasKernel = lambda key: False) -> StepPrograms:
     """The same programs with neighbouring launches fused. Buffers that only stood between two of them are gone."""
+    found = _rewritten(programs, has, (_add_norm, _gated, _attention))
+    found = _rewritten(found, has, (_norm_in_products,))
+    made = {launch.key for launch in found.launches()}
+    return _rewritten(found, lambda key: has(key) and (key in made or key.op == "norm_parts"), (_norm_parts,))
+
+
+def _rewritten(programs: StepPrograms, has: HasKernel, rules: Sequence[Rule]) -> StepPrograms:
+    """Each launch as the first rule that takes it records it and those behind it, or as it is."""
     recorder = Recorder()
     for buffer in programs.buffers.values():
         recorder.buffer(buffer.name, buffer.dtype, buffer.shape, buffer.kind)
     for program in (programs.forward, programs.sample):
         recorder.begin(program.name)
-        launches = list(program.launches)
-        while launches:
-            first = launches.pop(0)
-            if launches and (_add_norm(recorder, first, launches[0]) or _gated(recorder, first, launches)):
-                launches.pop(0)
-            elif taken := _attention(recorder, [first, *launches], has):
-                del launches[: taken - 1]
-            else:
-                recorder.add(first)
+        at = 0
+        while at < len(program.launches):
+            rest = program.launches[at:]
+            taken = next((taken for rule in rules if (taken := rule(recorder, rest, has))), 0)
+            if not taken:
+                recorder.add(rest[0])
+            at += taken or 1
     return recorder.finish()
 
 
-def _add_norm(recorder: Recorder, add: Launch, norm: Launch) -> bool:
-    """residual_rms_norm for both, if they are a sum and the norm of that sum. Says whether it was recorded."""
-    if (add.key.op, norm.key.op) != ("residual_add", "rms_norm") or add.dims != norm.dims:
-        return False
+def _add_norm(recorder: Recorder, launches: Launches, has: HasKernel) -> int:
+    """residual_rms_norm for two, if they are a sum and the norm of that sum."""
+    if _ops(launches, 2) != ("residual_add", "rms_norm") or launches[0].dims != launches[1].dims:
+        return 0
+    add, norm = launches[:2]
     sum_of, norm_of = dict(add.operands), dict(norm.operands)
     if norm_of["x"] != sum_of["residual"]:
-        return False
+        return 0
     constants = {**dict(norm.key.constants), "scale": dict(add.key.constants)["scale"]}
     operands = {**sum_of, "weight": norm_of["weight"], "out": norm_of["out"]}
     recorder.launch("residual_rms_norm", norm.name, operands, dict(add.dims), constants)
-    return True
+    return 2
 
 
-def _gated(recorder: Recorder, linear: Launch, rest: list[Launch]) -> bool:
-    """gated_linear for both, if the next launch is the activation of this product and nobody else reads it.
+def _gated(recorder: Recorder, launches: Launches, has: HasKernel) -> int:
+    """gated_linear for two, if they are a product and its activation and nobody else reads it.
 
     Rows leave in the type in which they came; where a checkpoint mixes formats within an MLP the two stay apart.
     """
-    activation = rest[0]
-    if (linear.key.op, activation.key.op) != ("linear", "gated_activation") or linear.dims != activation.dims:
-        return False
+    if _ops(launches, 2) != ("linear", "gated_activation") or launches[0].dims != launches[1].dims:
+        return 0
+    linear, activation = launches[:2]
     if dict(linear.key.dtypes)["x"] != dict(activation.key.dtypes)["out"]:
-        return False
+        return 0
     product_of, gated = dict(linear.operands), dict(activation.operands)
     product = product_of.pop("out")
-    if gated["gate_up"] != product or _is_read(product, rest[1:]):
-        return False
+    if gated["gate_up"] != product or _is_read(product, launches[2:]):
+        return 0
     constants = {**dict(activation.key.constants), "k": dict(linear.key.constants)["k"]}
     recorder.launch("gated_linear", linear.name, {**product_of, "out": gated["out"]}, dict(linear.dims), constants)
-    return True
+    return 2
 
 
-def _attention(recorder: Recorder, launches: list[Launch], has: HasKernel) -> int:
-    """How many of the next launches, if they are attention of the rows that were just appended and there is a kernel
-    for it, were recorded for prefill steps, with rope_attention for decode steps; 0 if none."""
-    ops = [launch.key.op for launch in launches[:3]]
-    if ops[:2] != ["rope_kv_append", "paged_attention"]:
+def _attention(recorder: Recorder, launches: Launches, has: HasKernel) -> int:
+    """Two or three for prefill steps, with rope_attention for decode steps, if they are attention of the rows that were
+    just appended and there is a kernel for it."""
+    if _ops(launches, 2) != ("rope_kv_append", "paged_attention"):
         return 0
     rope, attention = launches[:2]
     rope_of, attention_of = dict(rope.operands), dict(attention.operands)
@@ -107,7 +124,7 @@ def _attention(recorder: Recorder, launches: list[Launch], has: HasKernel) -> in
     if attention_of["q"] != q or not alike or rope.dims != attention.dims or len(cached) > 1:
         return 0
     outs = [(attended, 2)]
-    if ops[2:] == ["quantize_rows"] and recorder.buffers[attended].dtype in cached:
+    if _ops(launches, 3)[2:] == ("quantize_rows",) and recorder.buffers[attended].dtype in cached:
         rows = dict(launches[2].operands)
         outs = [(rows["out"], 3), *outs] if rows["x"] == attended else outs
     constants = {**dict(rope.key.constants), **dict(attention.key.constants)}
@@ -117,14 +134,88 @@ def _attention(recorder: Recorder, launches: list[Launch], has: HasKernel) -> in
             "rope_attention", attention.name, {**rope_of, "out": out}, dict(rope.dims), constants, PHASES[PHASE_DECODE]
         )
         if has(together.key) and not any(_is_read(buffer, launches[taken:]) for buffer in left_out):
-            for launch in launches[:taken]:
-                recorder.add(dataclasses.replace(launch, phase=PHASES[PHASE_PREFILL]))
+            _in_prefill_steps(recorder, launches[:taken])
             recorder.add(together)
             return taken
     return 0
 
 
-def _is_read(buffer: str, launches: list[Launch]) -> bool:
+def _norm_in_products(recorder: Recorder, launches: Launches, has: HasKernel) -> int:
+    """Three as two, if they are a product that is added to the residual stream, its norm, and the product of its rows.
+
+    A step of a few rows then has no launch between the products. The rows that stand between them are divided by their
+    root mean square only where the next product is finished: one thread block has all columns of no row before that.
+    """
+    ops = _ops(launches, 3)
+    if ops[:2] != ("linear", "residual_rms_norm") or ops[2:] not in (("linear",), ("gated_linear",)):
+        return 0
+    product, norm = launches[:2]
+    product_of, norm_of = dict(product.operands), dict(norm.operands)
+    added = product_of.pop("out")
+    if norm_of.pop("x") != added or product.dims != norm.dims or _is_read(added, launches[2:]):
+        return 0
+    operands = {**product_of, **norm_of, "norm": norm_of["weight"], "weight": product_of["weight"]}
+    constants = {**dict(product.key.constants), **dict(norm.key.constants)}
+    del constants["hidden"]
+    return _undivided(recorder, launches[:3], launches[3:], ("residual_linear", product.name, operands, constants), has)
+
+
+def _norm_parts(recorder: Recorder, launches: Launches, has: HasKernel) -> int:
+    """Two, if they are a norm of the residual stream and its only product, with the kernel that other products have."""
+    if _ops(launches, 2) not in (("rms_norm", "linear"), ("rms_norm", "gated_linear")):
+        return 0
+    norm = launches[0]
+    first = ("norm_parts", norm.name, dict(norm.operands), dict(norm.key.constants))
+    return _undivided(recorder, launches[:2], launches[2:], first, has)
+
+
+def _undivided(
+    recorder: Recorder,
+    launches: Launches,
+    rest: Launches,
+    first: tuple[str, str, dict[str, str], Mapping[str, int | float]],
+    has: HasKernel,
+) -> int:
+    """How many of `launches`, the last two of which are a norm and its product, were recorded for prefill steps only.
+
+    first: op, name, operands and constants of what leaves undivided rows in their place, but for their squares.
+    """
+    norm, reader = launches[-2:]
+    op, name, operands, constants = first
+    reader_of, dims = dict(reader.operands), dict(norm.dims)
+    normed, rows = operands["out"], dims["rows"]
+    if reader_of["x"] != normed or reader.dims != norm.dims or _is_read(normed, rest):
+        return 0
+    hidden = int(dict(norm.key.constants)["hidden"])
+    squares = "squares" if rows == "n_rows" else "logits_squares"
+    operands["squares"] = recorder.buffer(squares, "f32", (rows, ceil_div(hidden, SHARE)), "workspace")
+    reader_of["squares"] = squares
+    # What is over logits has decode kernels in every step.
+    phase = "" if norm.over_logits else PHASES[PHASE_DECODE]
+    new = [
+        recorder.checked(op, name, operands, dims, constants, phase),
+        recorder.checked(f"normed_{reader.key.op}", reader.name, reader_of, dims, dict(reader.key.constants), phase),
+    ]
+    there = [has(launch.key) for launch in new]  # of all, whatever the first's answer: who asks notes what is asked for
+    if not all(there):
+        return 0
+    if phase:
+        _in_prefill_steps(recorder, launches)
+    for launch in new:
+        recorder.add(launch)
+    return len(launches)
+
+
+def _ops(launches: Launches, count: int) -> tuple[str, ...]:
+    return tuple(launch.key.op for launch in launches[:count])
+
+
+def _in_prefill_steps(recorder: Recorder, launches: Launches) -> None:
+    for launch in launches:
+        recorder.add(dataclasses.replace(launch, phase=PHASES[PHASE_PREFILL]))
+
+
+def _is_read(buffer: str, launches: Launches) -> bool:
     """Whether what a buffer holds is read before it is written again."""
     for launch in launches:
         if buffer in launch.reads():

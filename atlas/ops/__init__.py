@@ -15,10 +15,14 @@ from atlas.ops.load_rows import LOAD_ROWS
 from atlas.ops.logprobs import LOGPROBS
 from atlas.ops.moe_mlp import MOE_MLP
 from atlas.ops.moe_route import MOE_ROUTE
+from atlas.ops.norm_parts import NORM_PARTS
+from atlas.ops.normed_gated_linear import NORMED_GATED_LINEAR
+from atlas.ops.normed_linear import NORMED_LINEAR
 from atlas.ops.op import Op, Operand
 from atlas.ops.paged_attention import PAGED_ATTENTION
 from atlas.ops.quantize_rows import QUANTIZE_ROWS
 from atlas.ops.residual_add import RESIDUAL_ADD
+from atlas.ops.residual_linear import RESIDUAL_LINEAR
 from atlas.ops.residual_rms_norm import RESIDUAL_RMS_NORM
 from atlas.ops.rms_norm import RMS_NORM
 from atlas.ops.rope_attention import ROPE_ATTENTION
@@ -31,9 +35,13 @@ OPS = {
         EMBEDDING,
         RMS_NORM,
         RESIDUAL_RMS_NORM,
+        NORM_PARTS,
         QUANTIZE_ROWS,
         LINEAR,
         GATED_LINEAR,
+        RESIDUAL_LINEAR,
+        NORMED_LINEAR,
+        NORMED_GATED_LINEAR,
         LINEAR_A8,
         ROPE_KV_APPEND,
         PAGED_ATTENTION,

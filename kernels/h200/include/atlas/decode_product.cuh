@@ -40,6 +40,8 @@ struct DecodeSplit {
   static constexpr int kUnits = (kTiles + Weights::kUnit - 1) / Weights::kUnit;
   static constexpr int kGroups = (kRowBlocks + kOfGroup - 1) / kOfGroup;
   static constexpr int kTotal = kGroups * kUnits, kRanges = kRanges_ < kTotal ? kRanges_ : kTotal;
+  // Whether ranges end with groups: each group then has the same number of them, all its own.
+  static constexpr bool kEven = kRanges % kGroups == 0;
   static_assert(Weights::kUnit % Weights::kSpan == 0, "a unit is whole slots");
   static_assert(static_cast<long long>(kTotal) * (kRanges + 1) < 1ll << 31, "ranges fit in an int");
 
@@ -51,8 +53,12 @@ struct DecodeSplit {
   __device__ static int start(int range) { return kTotal * range / kRanges; }
   __device__ static int range_of(int unit) { return ((unit + 1) * kRanges - 1) / kTotal; }
   // The ranges that have a part of a group.
-  __device__ static int first_range(int group) { return range_of(group * kUnits); }
-  __device__ static int last_range(int group) { return range_of(group * kUnits + kUnits - 1); }
+  __device__ static int first_range(int group) {
+    return kEven ? group * (kRanges / kGroups) : range_of(group * kUnits);
+  }
+  __device__ static int last_range(int group) {
+    return kEven ? (group + 1) * (kRanges / kGroups) - 1 : range_of(group * kUnits + kUnits - 1);
+  }
   __device__ static int first_group(int range) { return start(range) / kUnits; }
 };
 

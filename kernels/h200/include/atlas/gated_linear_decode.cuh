@@ -1,5 +1,5 @@
-// The kernel of gated_linear.decode.cu, gated_linear.f8.decode.cu and gated_linear.w4.decode.cu,
-// which say what it computes and how it is launched.
+// The kernel of ops gated_linear and normed_gated_linear: their .decode.cu files say what it
+// computes and how it is launched.
 #pragma once
 
 #include "atlas/activation.cuh"
@@ -7,6 +7,7 @@
 #include "atlas/decode_instance.cuh"
 #include "atlas/f8_group.cuh"
 #include "atlas/instance.h"
+#include "atlas/row_factors.cuh"
 #include "atlas/shared_sums.cuh"
 
 namespace {
@@ -30,7 +31,14 @@ constexpr int kMyTiles = kF8Out ? 1 : kTogether;
 constexpr int kOwn = kMyTiles * kSides == 1 || kN == 8 ? kN / 8 : kN < 128 ? 2 : 8;
 // Where they wait to be copied, and what the groups of f8g128 are multiplied by.
 constexpr int kEightBytes = 8 * atlas::kTileRowBytes, kStaged = kMyTiles * kOwn * kEightBytes;
-constexpr int kRest = kSides * kStaged + (kF8Out ? kN * 4 : 0);
+constexpr int kGroupFactors = kF8Out ? kN * 4 : 0;
+#ifdef ATLAS_TYPE_SQUARES_F32
+using Factors = atlas::RowFactors<launch::max_rows, ceil_div(constants::k, atlas::kTileRows),
+                                  kSides * atlas::kConsumers>;
+#else
+using Factors = atlas::NoRowFactors;
+#endif
+constexpr int kRest = kSides * kStaged + kGroupFactors + Factors::kBytes;
 using Product = atlas::DecodeProduct<Split, launch::shared, kRest>;
 static_assert(launch::block == atlas::decode_threads(Weights::kMovesRegisters, kSides),
               "consumers and those who copy");
@@ -60,11 +68,18 @@ struct Store {
   static_assert(!kF8Out || kN * kWarps * 4 <= kStaged, "largest magnitudes stand where codes will");
 
   const float* bias;
-  unsigned char* out;  // the row of tiles
-  int rows, group;
+  Factors row_factors;
+  unsigned char* out;       // the row of tiles
+  int before, rows, group;  // rows of earlier passes, and of this one
 
   template <int kCount>
-  __device__ void operator()(int start, int step, const float4 (&sums)[kCount][kTogether]) const {
+  __device__ atlas::Nothing fetch(int /*start*/, int /*step*/) const {
+    return {};
+  }
+
+  template <int kCount>
+  __device__ void operator()(int start, int step, const float4 (&sums)[kCount][kTogether],
+                             atlas::Nothing /*fetched*/) const {
     static_assert(kCount <= kOwn, "they have room");
     unsigned char* const staged = shared_memory + launch::shared - kRest + Split::side() * kStaged;
     const int me = Split::consumer(), warp = me / 32, lane = me % 32;
@@ -80,7 +95,13 @@ struct Store {
         // A column's gate and up are rows 8 apart of a row block, so a thread has both.
         const int in_block = 8 * warp + lane / 4;
         const int column = (first + i) * kBlockColumns + in_block;
-        const float4& four = sums[n][i];
+        float4 four = sums[n][i];
+        if constexpr (Factors::kBytes > 0) {
+          const int eight = min(start + n * step, kN / 8 - 1);
+          const float2 factor = row_factors.two(before + 8 * eight + lane % 4 * 2);
+          four = make_float4(__fmul_rn(four.x, factor.x), __fmul_rn(four.y, factor.y),
+                             __fmul_rn(four.z, factor.x), __fmul_rn(four.w, factor.y));
+        }
         value[n][i][0] = gated(bias, column, four.x, four.z);
         value[n][i][1] = gated(bias, column, four.y, four.w);
         if constexpr (!kF8Out) {
@@ -161,12 +182,12 @@ struct Store {
 
 template <class Out>
 __device__ inline void consume(Product& product, const Sums& shared, const unsigned char* weights,
-                               const float* bias, Out* out, int rows) {
+                               const float* bias, Factors factors, Out* out, int rows) {
   product.consume(weights, [&](int group, int pass, float (&sums)[kTogether][kN / 2]) {
-    const int left = min(rows - pass * kN, kN);
+    const int before = pass * kN, left = min(rows - before, kN);
     auto* tiles =
         reinterpret_cast<unsigned char*>(out) + atlas::tile_offset<kF8Out>(pass, 0, kOutTiles);
-    shared.finish(group, pass, sums, left, Store<Out>{bias, tiles, left, group});
+    shared.finish(group, pass, sums, left, Store<Out>{bias, factors, tiles, before, left, group});
   });
   if (Split::consumer() < kMyTiles * kOwn) atlas::bulk_wait<0>();
 }
@@ -174,14 +195,22 @@ __device__ inline void consume(Product& product, const Sums& shared, const unsig
 }  // namespace
 
 ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
+#ifdef ATLAS_TYPE_SQUARES_F32
+             const types::squares* squares,
+#endif
              types::out* out, const int* n_rows, unsigned char* scratch) {
   atlas::launch_dependents();
+#ifndef ATLAS_TYPE_SQUARES_F32
+  const float* const squares = nullptr;
+#endif
   const auto* weights = reinterpret_cast<const unsigned char*>(weight);
   Product product(shared_memory);
   if (product.is_producer()) {
     product.produce(weights, reinterpret_cast<const unsigned char*>(x));
   } else {
     product.start_consumers();
-    consume(product, Sums(scratch, shared_memory), weights, bias, out, *n_rows);
+    const int rows = *n_rows;
+    const Factors factors(shared_memory + launch::shared - Factors::kBytes, squares, rows);
+    consume(product, Sums(scratch, shared_memory), weights, bias, factors, out, rows);
   }
 }

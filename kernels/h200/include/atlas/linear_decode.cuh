@@ -1,10 +1,11 @@
-// The kernel of linear.decode.cu and linear.w4.decode.cu, which say what it computes and how it is
-// launched.
+// The kernel of ops linear and normed_linear: their .decode.cu files say what it computes and how
+// it is launched.
 #pragma once
 
 #include "atlas/convert.cuh"
 #include "atlas/decode_instance.cuh"
 #include "atlas/instance.h"
+#include "atlas/row_factors.cuh"
 #include "atlas/shared_sums.cuh"
 
 namespace {
@@ -16,7 +17,14 @@ using Weights = atlas::InstanceWeights<kTiles>;
 constexpr int kN = Weights::kTokens, kTogether = Weights::kTogether;
 constexpr int kBlocks = ceil_div(kColumns, atlas::kTileRows);
 using Split = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES>;
-using Product = atlas::DecodeProduct<Split, launch::shared, 0>;
+#ifdef ATLAS_TYPE_SQUARES_F32
+using Factors = atlas::RowFactors<launch::max_rows, ceil_div(constants::k, atlas::kTileRows),
+                                  Weights::kSides * atlas::kConsumers>;
+#else
+using Factors = atlas::NoRowFactors;
+#endif
+constexpr bool kNormed = Factors::kBytes > 0;
+using Product = atlas::DecodeProduct<Split, launch::shared, Factors::kBytes>;
 using Sums = atlas::SharedSums<Split>;
 static_assert(launch::block == atlas::decode_threads(Weights::kMovesRegisters, Weights::kSides),
               "consumers and those who copy");
@@ -26,13 +34,20 @@ extern __shared__ __align__(1024) unsigned char shared_memory[];
 // Stores finished sums of some eights of tokens, 32 bytes of a row at a time.
 struct Store {
   const float* bias;
+  Factors factors;
   types::out* out;
-  int rows, group;
+  int before, rows, group;  // rows of earlier passes, and of this one
 
   static constexpr int kOwn = kN / 8 < 2 ? 1 : 2;
 
   template <int kCount>
-  __device__ void operator()(int start, int step, const float4 (&sums)[kCount][kTogether]) const {
+  __device__ atlas::Nothing fetch(int /*start*/, int /*step*/) const {
+    return {};
+  }
+
+  template <int kCount>
+  __device__ void operator()(int start, int step, const float4 (&sums)[kCount][kTogether],
+                             atlas::Nothing /*fetched*/) const {
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
       const int eight = start + n * step;
@@ -48,6 +63,14 @@ struct Store {
     float sums[4] = {four.x, four.y, four.z, four.w};
     const int lane = threadIdx.x % 32, row = 8 * eight + lane % 4 * 2;
     const int column = block * atlas::kTileRows + Split::consumer() / 32 * 16 + lane / 4;
+    if constexpr (kNormed) {
+      const float2 factor = factors.two(before + row);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        sums[2 * i] = __fmul_rn(sums[2 * i], factor.x);
+        sums[2 * i + 1] = __fmul_rn(sums[2 * i + 1], factor.y);
+      }
+    }
     if constexpr (HAS_BIAS) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -56,7 +79,7 @@ struct Store {
         sums[2 * i + 1] += bias[column + 8 * i];
       }
     }
-    types::out* const to = out + static_cast<size_t>(row) * kColumns;
+    types::out* const to = out + static_cast<size_t>(before + row) * kColumns;
     if constexpr (kPairs) {
       store_pairs(to, column, row, sums);
     } else {
@@ -93,8 +116,14 @@ struct Store {
 }  // namespace
 
 ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
+#ifdef ATLAS_TYPE_SQUARES_F32
+             const types::squares* squares,
+#endif
              types::out* out, const int* n_rows, unsigned char* scratch) {
   atlas::launch_dependents();
+#ifndef ATLAS_TYPE_SQUARES_F32
+  const float* const squares = nullptr;
+#endif
   const int rows = *n_rows;
   const auto* weights = reinterpret_cast<const unsigned char*>(weight);
   Product product(shared_memory);
@@ -102,10 +131,11 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
     product.produce(weights, reinterpret_cast<const unsigned char*>(x));
   } else {
     product.start_consumers();
+    const Factors factors(shared_memory + launch::shared - Factors::kBytes, squares, rows);
     const Sums shared(scratch, shared_memory);
     product.consume(weights, [&](int group, int pass, float (&sums)[kTogether][kN / 2]) {
       const int before = pass * kN, left = min(rows - before, kN);
-      const Store store{bias, out + static_cast<size_t>(before) * kColumns, left, group};
+      const Store store{bias, factors, out, before, left, group};
       shared.finish(group, pass, sums, left, store);
     });
   }

@@ -18,13 +18,21 @@
 
 namespace atlas {
 
-// Finished sums go to give(start, step, sums): sums[n][block] are those of the eight tokens from 8
-// * (start + n * step) on, as a thread holds them. Give::kOwn: eights that it takes at a time from
-// registers. All consumers call it together.
+// Finished sums go to give(start, step, sums, fetched): sums[n][block] are those of the eight
+// tokens from 8 * (start + n * step) on, as a thread holds them. fetched = give.fetch<count>(start,
+// step): what else it reads for them, asked for before parts are. Give::kOwn: eights that it takes
+// at a time from registers. All consumers call it together.
+struct Nothing {};  // what is fetched for sums that need nothing else
+
 template <class Split>
 class SharedSums {
  public:
   static constexpr int kN = Split::kN, kTogether = Split::kTogether;
+  // Eights of a share, and parts, that are read at a time: a group has 2 to 6 parts in the products
+  // of 8B models. Two sides of consumers leave few registers beside the sums of many tokens.
+  static constexpr int kMostShared = kN >= 128 ? 4 : kN / 32;
+  static constexpr bool kShort = Split::kSides > 1 && kN >= 64;
+  static constexpr int kShared = kShort || kMostShared < kTogether ? 1 : kMostShared / kTogether;
 
   // `spare`: shared memory of which nobody needs the contents once the last slot is summed up.
   __device__ SharedSums(unsigned char* scratch, unsigned char* spare)
@@ -39,7 +47,7 @@ class SharedSums {
     const int range = blockIdx.x, first = Split::first_range(group);
     const int last = Split::last_range(group);
     // Whether the first range has begun the group before it came to its own first.
-    const bool begun = first != last && Split::first_group(first) < group;
+    const bool begun = !Split::kEven && first != last && Split::first_group(first) < group;
     const int finishers = last - first + (begun ? 0 : 1);
     if (begun && range == first) {
       put(part(range, true, pass), sum, rows, -1, 1);
@@ -58,12 +66,6 @@ class SharedSums {
  private:
   // Whether a thread block keeps its own share of its sums: between passes nothing is spare.
   static constexpr bool kKeeps = Split::kPasses == 1;
-  static constexpr int kMostShared = kN >= 128 ? 4 : kN / 32;
-  // Eights of a share, and parts, that are read at a time: a group has 2 to 6 parts in the products
-  // of 8B models.
-  // Two sides of consumers leave few registers beside the sums of many tokens.
-  static constexpr bool kShort = Split::kSides > 1 && kN >= 64;
-  static constexpr int kShared = kShort || kMostShared < kTogether ? 1 : kMostShared / kTogether;
   static constexpr int kAtOnce = kN <= 32 || kShort ? 4 : 12 / (kShared * kTogether);
   // Of four sums a thread: of a row block, of a part, from a range to the next; of what is kept.
   static constexpr int kBlock = kN / 8 * kConsumers, kSide = kTogether * kBlock;
@@ -150,6 +152,7 @@ class SharedSums {
     constexpr int kOwn = Give::kOwn;
 #pragma unroll 1
     for (int start = 0; 8 * start < rows; start += kOwn) {
+      const auto fetched = give.template fetch<kOwn>(start, 1);
       float4 sums[kOwn][kTogether];
 #pragma unroll
       for (int n = 0; n < kOwn; ++n) {
@@ -159,7 +162,7 @@ class SharedSums {
           sums[n][block] = make_float4(four[0], four[1], four[2], four[3]);
         }
       }
-      give(start, 1, sums);
+      give(start, 1, sums, fetched);
       if constexpr (kOwn < kN / 8) {
 #pragma unroll
         for (int block = 0; block < kTogether; ++block) {
@@ -181,6 +184,7 @@ class SharedSums {
     int before = 0;  // eights of the share that are given
 #pragma unroll 1
     for (int start = mine; start < eights; start += kShared * step) {
+      const auto fetched = give.template fetch<kShared>(start, step);
       float4 sums[kShared][kTogether];
 #pragma unroll
       for (int n = 0; n < kShared; ++n) {
@@ -225,7 +229,7 @@ class SharedSums {
           store(at(i, n, block), uint4{});
         });
       }
-      give(start, step, sums);
+      give(start, step, sums, fetched);
       before += kShared;
     }
   }
