@@ -12,6 +12,7 @@ A launch costs a GPU about a microsecond and everything that it leaves costs a t
         ->  residual_linear, normed_linear or normed_gated_linear in decode steps, the same as before in prefill steps
 
     rms_norm, one of these products  ->  norm_parts and the product in decode steps, so that it has one kernel there
+    linear, residual_add             ->  residual_linear in decode steps, for the same reason
 
 the last three where the hardware has kernels for them. A fused kernel rounds once, at its end: it leaves no gate and up
 to round, and adds f32 or bf16 products in fp32. Build and load both get a model's programs from `record` below: the
@@ -58,7 +59,7 @@ def fused(programs: StepPrograms, has: HasKernel = lambda key: False) -> StepPro
     found = _rewritten(programs, has, (_add_norm, _gated, _attention))
     found = _rewritten(found, has, (_norm_in_products,))
     made = {launch.key for launch in found.launches()}
-    return _rewritten(found, lambda key: has(key) and (key in made or key.op == "norm_parts"), (_norm_parts,))
+    return _rewritten(found, lambda key: has(key) and (key in made or key.op == "norm_parts"), (_norm_parts, _added))
 
 
 def _rewritten(programs: StepPrograms, has: HasKernel, rules: Sequence[Rule]) -> StepPrograms:
@@ -167,6 +168,40 @@ def _norm_parts(recorder: Recorder, launches: Launches, has: HasKernel) -> int:
     norm = launches[0]
     first = ("norm_parts", norm.name, dict(norm.operands), dict(norm.key.constants))
     return _undivided(recorder, launches[:2], launches[2:], first, has)
+
+
+def _added(recorder: Recorder, launches: Launches, has: HasKernel) -> int:
+    """Two, if they are a product and its sum with the residual stream, behind which only some rows go on: with the
+    kernel that other products have, what that leaves for a next product going nowhere."""
+    if (
+        _ops(launches, 4) != ("linear", "residual_add", "gather_rows", "rms_norm")
+        or launches[0].dims != launches[1].dims
+    ):
+        return 0
+    product, add, _, norm = launches[:4]
+    product_of, add_of = dict(product.operands), dict(add.operands)
+    added = product_of.pop("out")
+    if add_of["x"] != added or _is_read(added, launches[2:]):
+        return 0
+    dtype, rows = dict(norm.key.dtypes)["out"], dict(product.dims)["rows"]
+    shape = recorder.buffers[add_of["residual"]].shape
+    operands = {
+        **product_of,
+        "residual": add_of["residual"],
+        "norm": dict(norm.operands)["weight"],
+        "out": recorder.buffer(f"unread_{dtype}", dtype, shape, "workspace"),
+        "squares": recorder.buffer("unread_squares", "f32", (rows, ceil_div(int(shape[1]), SHARE)), "workspace"),
+    }
+    constants = {**dict(product.key.constants), **dict(add.key.constants), "eps": dict(norm.key.constants)["eps"]}
+    del constants["hidden"]
+    one = recorder.checked(
+        "residual_linear", product.name, operands, dict(product.dims), constants, PHASES[PHASE_DECODE]
+    )
+    if not has(one.key):
+        return 0
+    _in_prefill_steps(recorder, launches[:2])
+    recorder.add(one)
+    return 2
 
 
 def _undivided(

@@ -65,9 +65,8 @@ def test_norms_in_products_change_roundings_alone(
     apart = run.load(folder, "reference", quant, max_rows=32, max_seqs=2, programs="cuda")
     made = [launch.key.op for launch in together.forward_program.launches if launch.is_made(PHASE_DECODE)]
     layers = family_models.config(name)["num_hidden_layers"]
-    assert made.count("residual_linear") == 2 * layers - 1 and made.count("norm_parts") == 2
-    assert made.count("linear") == made.count("residual_add") == 1, "all others are folded"
-    assert not {"rms_norm", "residual_rms_norm", "gated_linear"} & set(made)
+    assert made.count("residual_linear") == 2 * layers and made.count("norm_parts") == 2
+    assert not {"linear", "gated_linear", "residual_add", "rms_norm", "residual_rms_norm"} & set(made)
     for phase, chunk in ((PHASE_PREFILL, 32), (PHASE_DECODE, 1), (PHASE_DECODE, 8)):
         expected, found = (np.float64(run.logits(runner, ids, chunk, phase)) for runner in (apart, together))
         error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
