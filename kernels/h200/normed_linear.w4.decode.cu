@@ -12,7 +12,11 @@ weight = ["nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m"]
 [scratch]
 bytes = "multiprocessors * 2 * 512 * max_rows"
 [knobs]
-RANGES = "multiprocessors"
+# As in linear.w4.decode.cu.
+BLOCKS = "ceil_div(n, 128)"
+EACH = "multiprocessors // BLOCKS"
+EVEN = "min(1, 10 * BLOCKS * EACH // (9 * multiprocessors))"
+RANGES = "multiprocessors - EVEN * (multiprocessors - BLOCKS * EACH)"
 SIDES = 1
 [layouts]
 x = "tiles"

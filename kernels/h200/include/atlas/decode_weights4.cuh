@@ -26,13 +26,15 @@ struct FourBitWeights {
   static constexpr bool kScaled = false, kMovesRegisters = kN == 128 && kSides == 2;
   float sum[1][kN / 2];
 
-  __device__ void begin(const unsigned char* const (& /*tails*/)[1]) {
+  __device__ void begin(const unsigned char* const (&tails)[1]) {
+    factors_ = RowFactors4<Format>(tails[0]);
 #pragma unroll
     for (float& value : sum[0]) value = 0.0f;
   }
-  __device__ void finish(const unsigned char* const (&tails)[1]) {
-    Format::finish(tails[0], sum[0]);
-  }
+  __device__ void finish(const unsigned char* const (& /*tails*/)[1]) { factors_.apply(sum[0]); }
+
+ private:
+  RowFactors4<Format> factors_;
 };
 
 // While the tensor cores have one tile's registers, the next one's are made: by the other side's

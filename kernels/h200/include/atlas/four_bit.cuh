@@ -10,7 +10,7 @@
 //   kTile, kTail   bytes of a tile, and of what follows the tiles of a row block
 //   Packed         what a thread loads of a tile: load(tile)
 //   expand(packed, step, a)   the four registers of one step
-//   finish(tail, sum)         scales of whole rows, where the format has them
+//   kFactor        where there is a tail, of 128 f32 factors of rows: what to multiply them by
 //
 // Each value of A is code times scale rounded to bf16 once. The arithmetic is in packed bf16, exact
 // but for that rounding; instructions decide the speed of a small product, so they are counted: a
@@ -47,6 +47,34 @@ __device__ inline unsigned twice(unsigned pair, int which) {
   return d;
 }
 
+// Factors of the two rows of which a thread has finished sums, where a format has them: behind the
+// tiles of a row block. Loads them here and now: once they are needed, nothing else is waited for.
+template <class Format>
+class RowFactors4 {
+ public:
+  __device__ RowFactors4() {}
+  __device__ explicit RowFactors4(const unsigned char* tail) {
+    if constexpr (Format::kTail != 0) {
+      const int row = fragment_thread() / 32 * 16 + threadIdx.x % 32 / 4;
+      const float* from = reinterpret_cast<const float*>(tail) + row;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        asm volatile("ld.global.f32 %0, [%1];" : "=f"(factor_[i]) : "l"(from + 8 * i));
+      }
+    }
+  }
+  template <int kCount>
+  __device__ void apply(float (&sum)[kCount]) const {
+    if constexpr (Format::kTail != 0) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sum[i] *= factor_[i / 2 % 2] * Format::kFactor;
+    }
+  }
+
+ private:
+  float factor_[2];
+};
+
 // E2M1 codes, a scale for each 16 columns, an f32 factor for each row behind a row block's tiles.
 //
 // The bits of a code, moved to sign, low exponent bits and first mantissa bit of a bf16 number, are
@@ -55,6 +83,7 @@ __device__ inline unsigned twice(unsigned pair, int which) {
 // is exact: 2^-19 times the weight.
 struct Nvfp4 {
   static constexpr int kTile = kCodeBytes + 128 * 4, kTail = 128 * 4;
+  static constexpr float kFactor = 0x1p19f;
 
   struct Packed {
     uint4 codes;
@@ -73,14 +102,6 @@ struct Nvfp4 {
     a[2] = bf16x2_mul(rotate_right(word, 6) & kBits, low);
     // The bits that are left, in four places, by one multiplication whose other products miss them.
     a[3] = bf16x2_mul((word & 0x001B001B) * (1u << 3 | 1u << 8 | 1u << 14) & kBits, high);
-  }
-  template <int kCount>
-  __device__ static void finish(const unsigned char* tail, float (&sum)[kCount]) {
-    const float* factors = reinterpret_cast<const float*>(tail);
-    const int row = fragment_thread() / 32 * 16 + threadIdx.x % 32 / 4;
-    const float factor[2] = {factors[row] * 0x1p19f, factors[row + 8] * 0x1p19f};
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) sum[i] *= factor[i / 2 % 2];
   }
 
  private:
@@ -117,8 +138,6 @@ struct I4g32b {
       a[p] = bf16x2_mul(bf16x2_add(integer_codes(word, p), 0xC308C308), scale[p % 2]);  // - 136
     }
   }
-  template <int kCount>
-  __device__ static void finish(const unsigned char*, float (&)[kCount]) {}
 };
 
 // Two scales of f16, each as the sum of two bf16 numbers: the second takes the three bits that the
@@ -177,8 +196,6 @@ struct I4g32 {
       }
     }
   }
-  template <int kCount>
-  __device__ static void finish(const unsigned char*, float (&)[kCount]) {}
 };
 
 // code * scale + minimum, both in f16, one for each 32 columns. In fp32, whose fma has the
@@ -213,8 +230,6 @@ struct I4g32m {
       }
     }
   }
-  template <int kCount>
-  __device__ static void finish(const unsigned char*, float (&)[kCount]) {}
 
  private:
   __device__ static float value(unsigned word, int bit, float scale, float addend) {

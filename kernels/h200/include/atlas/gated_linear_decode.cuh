@@ -29,8 +29,11 @@ constexpr int kSides = Weights::kSides, kOutTiles = ceil_div(kColumns, kF8Out ? 
 // eights the compiler spills.
 constexpr int kMyTiles = kF8Out ? 1 : kTogether;
 constexpr int kOwn = kMyTiles * kSides == 1 || kN == 8 ? kN / 8 : kN < 128 ? 2 : 8;
+// Whether they are so few that each thread stores its own: barriers and a copy take longer.
+constexpr bool kDirect = kN == 8 && !kF8Out;
 // Where they wait to be copied, and what the groups of f8g128 are multiplied by.
-constexpr int kEightBytes = 8 * atlas::kTileRowBytes, kStaged = kMyTiles * kOwn * kEightBytes;
+constexpr int kEightBytes = 8 * atlas::kTileRowBytes;
+constexpr int kStaged = kDirect ? 0 : kMyTiles * kOwn * kEightBytes;
 constexpr int kGroupFactors = kF8Out ? kN * 4 : 0;
 #ifdef ATLAS_TYPE_SQUARES_F32
 using Factors = atlas::RowFactors<launch::max_rows, ceil_div(constants::k, atlas::kTileRows),
@@ -85,8 +88,8 @@ struct Store {
     const int me = Split::consumer(), warp = me / 32, lane = me % 32;
     const int first = (group * kSides + Split::side()) * kTogether;
     // The last call's eights are on their way.
-    if (me < kMyTiles * kOwn) atlas::bulk_wait_read<0>();
-    barrier();
+    if (!kDirect && me < kMyTiles * kOwn) atlas::bulk_wait_read<0>();
+    if constexpr (!kDirect) barrier();
     float value[kCount][kTogether][2];
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
@@ -105,15 +108,20 @@ struct Store {
         value[n][i][0] = gated(bias, column, four.x, four.z);
         value[n][i][1] = gated(bias, column, four.y, four.w);
         if constexpr (!kF8Out) {
+          unsigned char* const to = kDirect
+                                        ? out + atlas::tile_offset<false>(0, first + i, kOutTiles)
+                                        : staged + (n * kMyTiles + i) * kEightBytes;
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            *reinterpret_cast<Out*>(staged + (n * kMyTiles + i) * kEightBytes +
-                                    atlas::in_tile(lane % 4 * 2 + e, 2 * in_block)) =
+            const int token = lane % 4 * 2 + e;
+            if (kDirect && (token >= rows || first + i >= kOutTiles)) break;
+            *reinterpret_cast<Out*>(to + atlas::in_tile(token, 2 * in_block)) =
                 atlas::from_float<Out>(value[n][i][e]);
           }
         }
       }
     }
+    if constexpr (kDirect) return;
     if constexpr (kF8Out) scale(start, step, value, staged);
     atlas::publish_to_async_proxy();
     barrier();
@@ -189,7 +197,7 @@ __device__ inline void consume(Product& product, const Sums& shared, const unsig
         reinterpret_cast<unsigned char*>(out) + atlas::tile_offset<kF8Out>(pass, 0, kOutTiles);
     shared.finish(group, pass, sums, left, Store<Out>{bias, factors, tiles, before, left, group});
   });
-  if (Split::consumer() < kMyTiles * kOwn) atlas::bulk_wait<0>();
+  if (!kDirect && Split::consumer() < kMyTiles * kOwn) atlas::bulk_wait<0>();
 }
 
 }  // namespace
@@ -203,13 +211,13 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
 #ifndef ATLAS_TYPE_SQUARES_F32
   const float* const squares = nullptr;
 #endif
+  const int rows = *n_rows;
   const auto* weights = reinterpret_cast<const unsigned char*>(weight);
   Product product(shared_memory);
   if (product.is_producer()) {
     product.produce(weights, reinterpret_cast<const unsigned char*>(x));
   } else {
     product.start_consumers();
-    const int rows = *n_rows;
     const Factors factors(shared_memory + launch::shared - Factors::kBytes, squares, rows);
     consume(product, Sums(scratch, shared_memory), weights, bias, factors, out, rows);
   }

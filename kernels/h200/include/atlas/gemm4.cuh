@@ -127,7 +127,7 @@ struct Gemm4 {
     wgmma_wait<0>();
     wgmma_hold(sums);
     release(last);
-    Format::finish(weight + (tile.block + 1) * kBlockBytes - Format::kTail, sums);
+    RowFactors4<Format>(weight + (tile.block + 1) * kBlockBytes - Format::kTail).apply(sums);
   }
 
   // The whole kernel; `rows` is a word of the step block. `store(tile, sums)` is called by each

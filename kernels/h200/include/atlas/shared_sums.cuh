@@ -56,6 +56,14 @@ class SharedSums {
       give_own(sum, rows, give);
     } else {
       const int mine = range - first - (begun ? 1 : 0);
+      if constexpr (kHolds) {
+        if (mine == 0) {
+          give_held(first, last, begun, sum, give);
+        } else {
+          put(part(range, false, pass), sum, rows, -1, 1);
+        }
+        return;
+      }
       // All is summed up. A side may still be giving, with a barrier of its own.
       if (kKeeps && 8 * mine < rows) named_barrier(3, Split::kSides * kConsumers);
       put(part(range, false, pass), sum, rows, kKeeps ? mine : -1, finishers);
@@ -66,6 +74,8 @@ class SharedSums {
  private:
   // Whether a thread block keeps its own share of its sums: between passes nothing is spare.
   static constexpr bool kKeeps = Split::kPasses == 1;
+  // Of eight tokens the first finisher gives everything, and has its own in registers.
+  static constexpr bool kHolds = kN == 8;
   static constexpr int kAtOnce = kN <= 32 || kShort ? 4 : 12 / (kShared * kTogether);
   // Of four sums a thread: of a row block, of a part, from a range to the next; of what is kept.
   static constexpr int kBlock = kN / 8 * kConsumers, kSide = kTogether * kBlock;
@@ -91,10 +101,8 @@ class SharedSums {
       const bool stays = j == next;
 #pragma unroll
       for (int block = 0; block < kTogether; ++block) {
-        const float* four = sum[block] + 4 * j;
-        store(
-            stays ? kept(n, block) : to + block * kBlock + j * kConsumers,
-            make_uint4(inverted(four[0]), inverted(four[1]), inverted(four[2]), inverted(four[3])));
+        store(stays ? kept(n, block) : to + block * kBlock + j * kConsumers,
+              inverted(sum[block] + 4 * j));
       }
       if (stays) {
         next += step;
@@ -104,6 +112,9 @@ class SharedSums {
   }
   // The addition makes the one NaN that arithmetic makes of any other.
   __device__ static unsigned inverted(float sum) { return ~__float_as_uint(sum + 0.0f); }
+  __device__ static uint4 inverted(const float* four) {
+    return make_uint4(inverted(four[0]), inverted(four[1]), inverted(four[2]), inverted(four[3]));
+  }
 
   // Adds the part before, some of it while the next is on its way.
   __device__ static void add_before(uint4* from, float (&sum)[kTogether][kN / 2], int rows) {
@@ -231,6 +242,50 @@ class SharedSums {
       }
       give(start, step, sums, fetched);
       before += kShared;
+    }
+  }
+
+  // The first finisher's, of eight tokens: the part before, its own sums, then the parts behind.
+  template <class Give>
+  __device__ void give_held(int first, int last, bool begun, const float (&sum)[kTogether][kN / 2],
+                            Give give) const {
+    constexpr int kMost = 3;
+    const auto fetched = give.template fetch<1>(0, 1);
+    float4 sums[1][kTogether];
+#pragma unroll
+    for (float4& four : sums[0]) four = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);  // as above
+    if (begun) add_parts<1>(part(first, true, 0), 1, sums[0]);
+#pragma unroll
+    for (int block = 0; block < kTogether; ++block) add(sums[0][block], inverted(sum[block]));
+#pragma unroll 1
+    for (int from = blockIdx.x + 1; from <= last; from += kMost) {
+      add_parts<kMost>(part(from, false, 0), last - from + 1, sums[0]);
+    }
+    give(0, 1, sums, fetched);
+  }
+  // Adds the parts of `count` ranges, of the first kMost, which are asked for together.
+  template <int kMost>
+  __device__ static void add_parts(uint4* from, int count, float4 (&sums)[kTogether]) {
+    uint4 found[kMost][kTogether] = {};
+    bool missing = true;
+    while (missing) {
+      missing = false;
+#pragma unroll
+      for (int i = 0; i < kMost * kTogether; ++i) {
+        uint4& part = found[i / kTogether][i % kTogether];
+        load(part, from + i / kTogether * kRange + i % kTogether * kBlock,
+             i / kTogether < count && !there(part));
+      }
+#pragma unroll
+      for (int i = 0; i < kMost * kTogether; ++i) {
+        missing |= i / kTogether < count && !there(found[i / kTogether][i % kTogether]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kMost * kTogether; ++i) {
+      if (i / kTogether >= count) break;
+      add(sums[i % kTogether], found[i / kTogether][i % kTogether]);
+      store(from + i / kTogether * kRange + i % kTogether * kBlock, uint4{});
     }
   }
 
