@@ -7,6 +7,7 @@
 
 #include "core/backend.h"
 #include "core/embedded.h"
+#include "core/file_reader.h"
 #include "cpu/probe.h"
 #include "cuda/driver.h"
 
@@ -81,6 +82,25 @@ LaunchSpec launch_spec(const py::dict& d) {
   }
   if (spec.variants.empty()) throw py::value_error("launch " + spec.name + " has no variant");
   return spec;
+}
+
+// (file, offset there, first byte in `memory`, bytes, piece, stride), which must lie in `memory`.
+FilePart file_part(const Bytes& memory, const std::array<int64_t, 6>& numbers) {
+  const auto [file, offset, first, bytes, piece, stride] = numbers;
+  const auto size = static_cast<int64_t>(memory.size());
+  bool inside = offset >= 0 && first >= 0 && first <= size && 0 < piece && piece <= stride &&
+                0 < bytes && bytes <= size;
+  if (inside) {
+    const int64_t whole = (bytes - 1) / piece;  // pieces before the last
+    inside = whole <= size / stride && bytes - whole * piece <= size - first - whole * stride;
+  }
+  if (!inside) throw py::value_error("a part of a file that does not fit into the memory for it");
+  return {static_cast<int>(file),
+          offset,
+          static_cast<char*>(memory.info.ptr) + first,
+          static_cast<size_t>(bytes),
+          static_cast<size_t>(piece),
+          static_cast<size_t>(stride)};
 }
 
 py::memoryview view(std::string_view data) {
@@ -194,6 +214,19 @@ PYBIND11_MODULE(_core, m) {
       .def("run_timed", &Backend::run_timed, py::call_guard<py::gil_scoped_release>())
       .def("run_seconds", &Backend::run_seconds, py::call_guard<py::gil_scoped_release>())
       .def("synchronize", &Backend::synchronize, py::call_guard<py::gil_scoped_release>());
+
+  py::class_<FileReader>(m, "FileReader")
+      .def(py::init<int>(), py::arg("threads"))
+      .def("read",
+           [](FileReader& self, const py::buffer& memory,
+              const std::vector<std::array<int64_t, 6>>& parts) {
+             const Bytes bytes(memory, true);
+             std::vector<FilePart> checked;
+             for (const auto& part : parts) checked.push_back(file_part(bytes, part));
+             return self.read(checked);
+           })
+      .def("wait", &FileReader::wait, py::call_guard<py::gil_scoped_release>())
+      .def("close", &FileReader::close, py::call_guard<py::gil_scoped_release>());
 
   m.def("cpu_backend", &make_cpu_backend, py::arg("n_threads"), py::arg("level") = "",
         py::arg("cores") = std::numeric_limits<int>::max());

@@ -29,8 +29,14 @@ class DeviceLoad:
         self._backend, self._runs, self._next = backend, runs, 0
         backend.fill(self._faults, 0, 4 * len(runs))
         self._handle = backend.load(load_program.bind(bound, runs, self._slots, self._faults))
-        self._header = bound.plan.offsets["step.header"]
+        self._header, self._rows = bound.plan.offsets["step.header"], 0
         self._headers: dict[int, memoryview] = {}
+
+    @staticmethod
+    def room(bound: BoundProgram) -> int:
+        """Bytes of a run with which there are some slots."""
+        begin, end = bound.plan.regions["workspace"]
+        return (end - begin) // 4
 
     @staticmethod
     def fits(bound: BoundProgram, runs: int, slot_bytes: int) -> bool:
@@ -40,14 +46,19 @@ class DeviceLoad:
 
     def send(self, uploads: Uploads, slot: Slot) -> None:
         """Copy the next run's rows and start its launch."""
-        index = self._next
+        index, slots = self._next, len(self._slots)
         self._next += 1
-        if index >= len(self._slots):
-            self._backend.order_uploads()  # the run that had the slot before is through with it
-        uploads.send(self._slots[index % len(self._slots)], slot)
+        half = max(1, slots // 2)
+        if index >= half and index % half == 0:
+            # Whoever had the next slots before is through with them. Not for each run: its copy would wait for the
+            # launch right before it, and the link would be idle meanwhile.
+            self._backend.order_uploads()
+        uploads.send(self._slots[index % slots], slot)
         self._backend.order_runs()
         rows = slot.used // (2 * self._runs[index].k)
-        self._backend.begin_step(self._header, self._step(rows), 4 * HEADER_WORDS)
+        if rows != self._rows:
+            self._backend.begin_step(self._header, self._step(rows), 4 * HEADER_WORDS)
+            self._rows = rows
         self._backend.run(self._handle, index, index + 1)
 
     def faulty(self) -> Sequence[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import math
 import os
@@ -14,7 +15,7 @@ import numpy as np
 from atlas.build.manifest import KernelEntry
 from atlas.errors import BuildError, CheckpointError
 from atlas.models.family import WeightSource
-from atlas.runtime import load_program
+from atlas.runtime import core, load_program
 from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.device_load import DeviceLoad
 from atlas.runtime.dtypes import NUMPY
@@ -31,11 +32,15 @@ RUN_BYTES = 16 << 20
 """Of fp32 values that are in memory together while a buffer is loaded, beside a few copies of as many: a
 few hundred MB in the worst case, whatever the model's size, and large enough for NumPy to be busy."""
 
-MOST_PACKERS = 16
-"""Threads that pack for a GPU: each holds a few copies of a run."""
+READ_BYTES = 16 << 20
+"""Of a run that a GPU packs, at most. Not measured yet."""
 
-UPLOADING = 4
-"""Pinned slots beside the packers' own: what the device copies from meanwhile."""
+MOST_THREADS = 16
+"""Threads that read, or that pack for a GPU: each of these holds a few copies of a run."""
+
+AHEAD, UPLOADING = 4, 3
+"""Runs that all threads read together while another is sent, and pinned slots beside theirs: what the device copies
+from meanwhile. Not measured yet."""
 
 PLAIN = {LAYOUTS[f"{name}_paired"]: LAYOUTS[name] for name in ("tiles", "frag4")}
 """A paired layout -> the one that it is of rows in another order."""
@@ -55,84 +60,138 @@ def load(
 
     progress: called with the bytes written so far and in all.
     """
-    runs = [
-        _Run(bound.buffers[name], source, LAYOUTS[layouts[name]], bound.plan.offsets[name], first, spans)
-        for name, source in sources.items()
-        for first, spans in _runs(bound.buffers[name].extents({}), LAYOUTS[layouts[name]])
-    ]
     total, written = sum(bound.plan.sizes[name] for name in sources), 0
-    if backend.name != "cuda":
-        for run in runs:
+    if backend.name == "cuda":
+        _load_on_device(checkpoint, backend, bound, sources, layouts, lambda done: progress(done, total))
+        return total
+    for name, source in sources.items():
+        for run in _runs(bound, name, source, LAYOUTS[layouts[name]]):
             packed = run.pack(checkpoint)
             backend.write(run.offset, packed)
             written += packed.nbytes
             progress(written, total)
-        return written
-
-    _load_on_device(checkpoint, backend, bound, runs, lambda done: progress(done, total))
-    return total
+    return written
 
 
 def _load_on_device(
-    checkpoint: Checkpoint, backend: Backend, bound: BoundProgram, runs: list[_Run], progress: Callable[[int], None]
+    checkpoint: Checkpoint,
+    backend: Backend,
+    bound: BoundProgram,
+    sources: Mapping[str, WeightSource],
+    layouts: Mapping[str, str],
+    progress: Callable[[int], None],
 ) -> None:
-    """Runs through pinned slots to a GPU. What is plain there is copied as it is and packed by the device; the rest is
-    packed here. progress: called with the bytes that weights of so far take."""
-    slot_bytes = max(run.most_bytes for run in runs)
-    raw = [run for run in runs if run.raw(checkpoint, bound.kernels, bound.limits.n_rows)]
+    """Runs through pinned slots to a GPU. What is plain is copied as it is and packed by the device; the rest is packed
+    here. progress: called with the bytes that weights of so far take."""
+    raw, packed = _by_who_packs(checkpoint, bound, sources, layouts)
+    read = [run for run in raw if run.parts(checkpoint)]
+    copied = [run for run in raw if not run.parts(checkpoint)]
+    for start, name in {run.start: run.buffer.name for run in raw if run.padded}.items():
+        backend.fill(start, 0, bound.plan.sizes[name])  # rows that nobody writes are zeros
+    rows = [load_program.Rows(run.buffer.dtype, run.columns, run.offset) for run in (*read, *copied)]
     largest = max((run.raw_bytes for run in raw), default=0)
-    device = None
-    if raw and DeviceLoad.fits(bound, len(raw), largest):
-        for start, name in {run.start: run.buffer.name for run in raw if run.padded}.items():
-            backend.fill(start, 0, bound.plan.sizes[name])  # rows that nobody writes are zeros
-        rows = [load_program.Rows(run.buffer.dtype, run.columns, run.offset) for run in raw]
-        device = DeviceLoad(backend, bound, rows, largest)
-    by_device = {id(run) for run in raw} if device else set()
-    uploads = Uploads(backend, _packers() + UPLOADING, max(slot_bytes, largest))
-    pending: deque[tuple[_Run, Slot, concurrent.futures.Future[None]]] = deque()
+    device = DeviceLoad(backend, bound, rows, largest) if raw else None
     written = 0
 
-    def send_first() -> None:
+    def send(uploads: Uploads, runs: list[_Run], ahead: int, fill: _Fill) -> None:
         nonlocal written
-        run, slot, packing = pending.popleft()
-        packing.result()
-        if device is not None and id(run) in by_device:
-            device.send(uploads, slot)
-        else:
-            uploads.send(run.offset, slot)
-        written += run.most_bytes
-        progress(written)
+        for run, slot in _filled(runs, uploads, ahead, fill):
+            if device is not None and runs is not packed:
+                device.send(uploads, slot)
+            else:
+                uploads.send(run.offset, slot)
+            written += run.most_bytes
+            progress(written)
 
-    with concurrent.futures.ThreadPoolExecutor(_packers()) as pool:
-        for run in runs:
-            while (slot := uploads.take()) is None:
-                send_first()
-            fill = _copy_into if id(run) in by_device else _pack_into
-            pending.append((run, slot, pool.submit(fill, slot, run, checkpoint)))
-            while pending and pending[0][2].done():
-                send_first()
-        while pending:
-            send_first()
-    uploads.finish()
+    if read:
+        uploads = Uploads(backend, AHEAD + UPLOADING, largest)
+        with contextlib.closing(core.extension().FileReader(_threads())) as reader:
+
+            def read_run(run: _Run, slot: Slot) -> Callable[[], object]:
+                ticket = reader.read(slot.view(run.raw_bytes), run.parts(checkpoint))
+
+                def wait() -> None:
+                    if not reader.wait(ticket):
+                        _copy_into(slot, run, checkpoint)  # which says what is wrong
+
+                return wait
+
+            send(uploads, read, AHEAD, read_run)
+        uploads.finish()
+    if copied or packed:
+        ahead = _threads() + 2
+        uploads = Uploads(
+            backend, ahead + 2, max([run.most_bytes for run in packed] + [run.raw_bytes for run in copied])
+        )
+        with concurrent.futures.ThreadPoolExecutor(_threads()) as pool:
+            send(uploads, copied, ahead, lambda run, slot: pool.submit(_copy_into, slot, run, checkpoint).result)
+            send(uploads, packed, ahead, lambda run, slot: pool.submit(_pack_into, slot, run, checkpoint).result)
+        uploads.finish()
     backend.synchronize()
     for index in device.faulty() if device is not None else ():
-        raw[index].refuse(checkpoint)
+        (*read, *copied)[index].refuse(checkpoint)
 
 
-def _packers() -> int:
+_Fill = Callable[["_Run", Slot], Callable[[], object]]
+"""Begins to fill a slot with a run; what it returns waits until that is done, or raises what went wrong."""
+
+
+def _filled(runs: list[_Run], uploads: Uploads, ahead: int, fill: _Fill) -> Iterator[tuple[_Run, Slot]]:
+    """Each run in a slot, in order; `ahead` of them are being filled while another is used."""
+    filling: deque[tuple[_Run, Slot, Callable[[], object]]] = deque()
+
+    def first() -> tuple[_Run, Slot]:
+        run, slot, wait = filling.popleft()
+        wait()
+        return run, slot
+
+    for run in runs:
+        if len(filling) == ahead:
+            yield first()
+        slot = uploads.take()
+        filling.append((run, slot, fill(run, slot)))
+    while filling:
+        yield first()
+
+
+def _by_who_packs(
+    checkpoint: Checkpoint, bound: BoundProgram, sources: Mapping[str, WeightSource], layouts: Mapping[str, str]
+) -> tuple[list[_Run], list[_Run]]:
+    """All runs: those that the device packs, and those that are packed here."""
+    raw: list[_Run] = []
+    packed: list[_Run] = []
+    room = min(READ_BYTES, DeviceLoad.room(bound))
+    for name, source in sources.items():
+        columns = int(bound.buffers[name].extents({})[-1])
+        most_rows = min(bound.limits.n_rows, room // (2 * columns))
+        runs = list(_runs(bound, name, source, LAYOUTS[layouts[name]], most_rows)) if most_rows else []
+        device = [run for run in runs if run.raw(checkpoint, bound.kernels, most_rows)]
+        raw += device
+        if device:
+            packed += [run for run in runs if not run.raw(checkpoint, bound.kernels, most_rows)]
+        else:
+            packed += _runs(bound, name, source, LAYOUTS[layouts[name]])
+    if DeviceLoad.fits(bound, len(raw), max((run.raw_bytes for run in raw), default=0)):
+        return raw, packed
+    return [], [run for name, source in sources.items() for run in _runs(bound, name, source, LAYOUTS[layouts[name]])]
+
+
+def _threads() -> int:
     """Threads that read, convert and pack for a GPU, which takes bytes faster than one thread makes them. Beside a CPU
     backend they would only take each other's memory bandwidth."""
-    return max(1, min(MOST_PACKERS, len(os.sched_getaffinity(0))))
+    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0))))
 
 
-def _runs(shape: tuple[int, ...], layout: Layout) -> Iterator[tuple[int, list[slice]]]:
-    """The runs in which a buffer is packed: first stored row, and which rows (of both halves, if paired)."""
-    halves = 2 if layout.paired else 1
-    rows = shape[0] // halves
-    run = rows_at_once(shape, layout.row_granule) // halves
+def _runs(bound: BoundProgram, name: str, source: WeightSource, layout: Layout, most_rows: int = 0) -> Iterator[_Run]:
+    """The runs of a buffer: of up to most_rows rows, if a granule is no more; 0: of what is packed at once."""
+    buffer, shape = bound.buffers[name], bound.buffers[name].extents({})
+    halves, granule = 2 if layout.paired else 1, layout.row_granule
+    run = max(granule, most_rows // granule * granule) if most_rows else rows_at_once(shape, granule)
+    run, rows = run // halves, shape[0] // halves
     for begin in range(0, rows, run):
         end = min(begin + run, rows)
-        yield halves * begin, [slice(half * rows + begin, half * rows + end) for half in range(halves)]
+        spans = [slice(half * rows + begin, half * rows + end) for half in range(halves)]
+        yield _Run(buffer, source, layout, bound.plan.offsets[name], halves * begin, spans)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,6 +272,23 @@ class _Run:
         for group in range(first // PAIRED, -(-end // PAIRED)):
             begin = group * PAIRED
             yield groups[group, max(first - begin, 0) : min(end - begin, PAIRED)]
+
+    def parts(self, checkpoint: Checkpoint) -> list[tuple[int, int, int, int, int, int]]:
+        """What `copy` does, for the core's FileReader: (file, offset there, offset in the run, bytes, bytes of a piece,
+        bytes from one to the next) of each part. Empty where the rows lie in no file as they are read."""
+        parts, row = [], 2 * self.columns
+        for half, span in enumerate(self.spans):
+            first = 0
+            for tensor, rows in _parts(self.buffer, self.source, span):
+                place, count = checkpoint.place(tensor), rows.stop - rows.start
+                if place is None or (self.layout.paired and first % PAIRED):
+                    return []
+                to, piece, stride = first, count, count
+                if self.layout.paired:
+                    to, piece, stride = 2 * first + half * PAIRED, PAIRED, 2 * PAIRED
+                parts.append((place[0], place[1] + rows.start * row, to * row, count * row, piece * row, stride * row))
+                first += count
+        return parts
 
     def refuse(self, checkpoint: Checkpoint) -> None:
         """Raise the error that names a value which is not finite."""

@@ -27,27 +27,31 @@ class Slot:
 
 
 class Uploads:
-    """A ring of slots. All methods belong to the thread that calls the backend."""
+    """A ring of up to `slots` slots of `nbytes`. All methods belong to the thread that calls the backend."""
 
     def __init__(self, backend: Backend, slots: int, nbytes: int) -> None:
-        self._backend = backend
-        self._free = [Slot(backend.staging(nbytes)) for _ in range(slots)]
+        self._backend, self._nbytes, self._left = backend, nbytes, slots
+        self._free: list[Slot] = []
         self._busy: deque[tuple[int, Slot]] = deque()
 
-    def take(self) -> Slot | None:
-        """A slot to fill; None when all are being filled. Waits for the device if it still copies from all others."""
-        if not self._free and self._busy:
+    def take(self) -> Slot:
+        """A slot to fill. Waits for the device if it still copies from all that are not being filled, of which there
+        must be some. Memory is pinned as it is needed: the first slots are filled meanwhile."""
+        if not self._free and self._left:
+            self._left -= 1
+            return Slot(self._backend.staging(self._nbytes))
+        if not self._free:
             ticket, slot = self._busy.popleft()
             self._backend.wait(ticket)
-            self._free.append(slot)
-        return self._free.pop() if self._free else None
+            return slot
+        return self._free.pop()
 
     def send(self, offset: int, slot: Slot) -> None:
         """Start copying what was filled to the arena at `offset`; the slot is free again once that is done."""
         self._busy.append((self._backend.upload(offset, slot.memory[: slot.used]), slot))
 
     def finish(self) -> None:
-        """Wait until everything has arrived, and give the memory back: with the default run size 168 MB and more."""
+        """Wait until everything has arrived, and give the memory back: it is more than 100 MB."""
         while self._busy:
             ticket, slot = self._busy.popleft()
             self._backend.wait(ticket)

@@ -101,6 +101,11 @@ class Checkpoint(ABC):
             piece.data.cast("B")[:] = data[begin : begin + piece.size].data
             begin += piece.size
 
+    def place(self, name: str) -> tuple[int, int] | None:
+        """The open file that has a float tensor's bytes as `read` gives them, and where in it they begin; None where they
+        are not in one, or in another order."""
+        return None
+
     @abstractmethod
     def read_quantized(self, name: str, rows: slice | None = None) -> QuantizedArray:
         """Codes and scales of a tensor that has a scheme, or of those of its rows.

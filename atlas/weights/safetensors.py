@@ -121,6 +121,13 @@ class SafetensorsCheckpoint(Checkpoint):
         begin, end = self.span(name, rows)
         self._shard(name).read_into(name, begin, end, pieces)
 
+    def place(self, name: str) -> tuple[int, int] | None:
+        self.info(name)
+        if name in self._quantized:
+            return None
+        shard = self._shard(name)
+        return shard.file, shard.data_start + int(shard.entries[name]["data_offsets"][0])
+
     def read_quantized(self, name: str, rows: slice | None = None) -> QuantizedArray:
         info = self.info(name)
         if name not in self._quantized:

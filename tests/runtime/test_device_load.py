@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +21,7 @@ from atlas.runtime.program import Buffer, Recorder
 from atlas.runtime.reference import ReferenceBackend
 from atlas.runtime.runner import Runner, RunnerOptions
 from atlas.runtime.step import Limits
+from atlas.runtime.uploads import Uploads
 from atlas.targets import formats
 from atlas.targets.status import closure
 from atlas.weights import Checkpoint, open_checkpoint
@@ -32,7 +36,10 @@ class Tensors:
 
     def __init__(self, **arrays: Any) -> None:
         self.arrays = arrays
-        self.tensors = {name: SimpleNamespace(name=name, file="f", dtype="BF16", scheme=None) for name in arrays}
+        self.tensors = {
+            name: SimpleNamespace(name=name, file="f", dtype="BF16", scheme=None, shape=array.shape)
+            for name, array in arrays.items()
+        }
 
     def read(self, name: str, rows: slice | None = None) -> Any:
         return self.arrays[name][rows if rows is not None else slice(None)]
@@ -40,19 +47,34 @@ class Tensors:
     def read_into(self, name: str, rows: slice, pieces: Any) -> None:
         Checkpoint.read_into(self, name, rows, pieces)  # type: ignore[arg-type]
 
+    def place(self, name: str) -> None:
+        """In no file."""
+
+
+def in_a_file(folder: Path, **arrays: Any) -> Checkpoint:
+    """Such a checkpoint, whose first tensor begins at an odd byte."""
+    header, data = {"odd": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}}, b"odd"
+    for name, array in arrays.items():
+        places = [len(data), len(data) + array.nbytes]
+        header[name] = {"dtype": "BF16", "shape": list(array.shape), "data_offsets": places}
+        data += array.tobytes()
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return open_checkpoint(folder)
+
 
 def kernels(dtype: str, k: int) -> dict[str, Any]:
     return {load_program.key(dtype, k).name(): SimpleNamespace(layouts={"out": "tiles"})}
 
 
-def runs_of(checkpoint: Tensors, layout: str, k: int, names: list[str]) -> list[loader._Run]:
-    rows = [len(checkpoint.arrays[name]) for name in names]
-    buffer = Buffer("w", "bf16", (sum(rows), k), "weight")
-    source = WeightSource(tuple(names), tuple(rows))
-    chosen = LAYOUTS[layout]
-    return [
-        loader._Run(buffer, source, chosen, 0, first, spans) for first, spans in loader._runs((sum(rows), k), chosen)
-    ]
+def runs_of(checkpoint: Any, layout: str, k: int, names: list[str], most_rows: int = 0) -> list[loader._Run]:
+    rows = [checkpoint.tensors[name].shape[0] for name in names]
+    bound = SimpleNamespace(
+        buffers={"w": Buffer("w", "bf16", (sum(rows), k), "weight")}, plan=SimpleNamespace(offsets={"w": 0})
+    )
+    return list(loader._runs(bound, "w", WeightSource(tuple(names), tuple(rows)), LAYOUTS[layout], most_rows))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("layout", ["tiles", "tiles_paired"])
@@ -77,6 +99,37 @@ def test_copied_rows_in_tiles_are_the_packed_run(layout: str, inner: int, monkey
         )
 
 
+@pytest.mark.parametrize("layout", ["tiles", "tiles_paired", "frag4_paired"])
+def test_the_core_reads_what_would_be_copied(layout: str, tmp_path: Path) -> None:
+    k = 200
+    rng = np.random.default_rng()
+    checkpoint = in_a_file(
+        tmp_path,
+        gate=rng.standard_normal((320, k)).astype(ml_dtypes.bfloat16),
+        up=rng.standard_normal((320, k)).astype(ml_dtypes.bfloat16),
+    )
+    reader = core.extension().FileReader(2)
+    runs = runs_of(checkpoint, layout, k, ["gate", "up"], 300)
+    assert len(runs) == 3
+    for run in runs:
+        read, copied = (np.full(run.raw_bytes + 1, 255, np.uint8) for _ in range(2))
+        assert reader.wait(reader.read(read, run.parts(checkpoint)))
+        run.copy(checkpoint, copied[:-1].reshape(run.rows, -1))
+        assert np.array_equal(read, copied)
+    reader.close()
+
+
+def test_rows_that_lie_in_no_file_as_they_are_read_have_no_parts(tmp_path: Path) -> None:
+    """Nor have those of a paired layout whose tensors begin within a group of rows."""
+    arrays = {name: np.zeros((rows, 64), ml_dtypes.bfloat16) for name, rows in (("a", 12), ("b", 52), ("c", 64))}
+    (run,) = runs_of(Tensors(**arrays), "tiles", 64, ["c"])
+    assert run.parts(Tensors(**arrays)) == []  # type: ignore[arg-type]
+    checkpoint = in_a_file(tmp_path, **arrays)
+    for layout, names, parts in (("tiles", "abc", 3), ("tiles_paired", "abc", 0), ("tiles_paired", "cc", 2)):
+        (run,) = runs_of(checkpoint, layout, 64, list(names))
+        assert len(run.parts(checkpoint)) == parts
+
+
 def test_what_the_device_does_not_make_is_packed_by_the_host() -> None:
     rng = np.random.default_rng()
     checkpoint = Tensors(a=rng.standard_normal((96, 64)).astype(ml_dtypes.bfloat16), b=np.zeros((96, 64), np.float16))
@@ -95,6 +148,7 @@ class Gpu(ReferenceBackend):
     """Stands for a GPU whose weights are row-major: runs load_rows' reference on what the load program points to."""
 
     name = "cuda"
+    launches = 0
 
     def load(self, program: BoundProgram) -> int:
         self.program = program
@@ -102,6 +156,7 @@ class Gpu(ReferenceBackend):
 
     def run(self, handle: int, begin: int, end: int) -> None:
         for launch in self.program.program.launches[begin:end]:
+            self.launches += 1
             dtypes, rows, k = dict(launch.key.dtypes), self._symbols["n_rows"], int(dict(launch.key.constants)["k"])
             arrays = {}
             for operand, name in launch.operands:
@@ -111,20 +166,27 @@ class Gpu(ReferenceBackend):
             launch.op.reference(arrays, {"rows": rows}, {"k": k})
 
 
+@pytest.mark.parametrize("stored", ["in a file", "elsewhere"])
 @pytest.mark.parametrize("dtype", ["bf16", "f8", "nvfp4", "i4g32b"])
-def test_a_gpu_makes_what_the_host_would(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_makes_what_the_host_would(
+    dtype: str, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In many runs, more than there are slots; and what is not finite is named, unless it stays what it is."""
     k, rows = 72, 700
-    monkeypatch.setattr(loader, "RUN_BYTES", 4 * k * 32)
+    monkeypatch.setattr(loader, "READ_BYTES", 2 * k * 32)
     monkeypatch.setattr(device_load, "SLOTS", 3)
     rng = np.random.default_rng()
-    checkpoint = Tensors(
-        a=rng.standard_normal((rows - 130, k)).astype(ml_dtypes.bfloat16),
-        b=rng.standard_normal((130, k)).astype(ml_dtypes.bfloat16),
-    )
+    arrays = {
+        "a": rng.standard_normal((rows - 130, k)).astype(ml_dtypes.bfloat16),
+        "b": rng.standard_normal((130, k)).astype(ml_dtypes.bfloat16),
+    }
 
-    def loaded() -> Any:
-        """The weight's bytes."""
+    def loaded(cut: int = 0) -> Any:
+        """The weight's bytes. cut: what the file loses once it is open."""
+        checkpoint: Any = Tensors(**arrays) if stored == "elsewhere" else in_a_file(tmp_path, **arrays)
+        if cut:
+            file = tmp_path / "model.safetensors"
+            os.truncate(file, file.stat().st_size - cut)
         r = Recorder()
         r.begin("forward")
         for name, type_, shape, kind in (
@@ -142,20 +204,70 @@ def test_a_gpu_makes_what_the_host_would(dtype: str, monkeypatch: pytest.MonkeyP
         gpu = Gpu()
         gpu.allocate(plan.total)
         source = WeightSource(("a", "b"), (rows - 130, 130))
-        assert loader.load(checkpoint, gpu, bound, {"w": source}, {"w": "row_major"}) == plan.sizes["w"]  # type: ignore[arg-type]
-        stored = np.empty(formats.nbytes(dtype, (rows, k)), np.uint8)
-        gpu.read(plan.offsets["w"], stored)
-        return stored
+        assert loader.load(checkpoint, gpu, bound, {"w": source}, {"w": "row_major"}) == plan.sizes["w"]
+        assert gpu.launches == 22, "runs of 32 rows, none packed by the host"
+        written = np.empty(formats.nbytes(dtype, (rows, k)), np.uint8)
+        gpu.read(plan.offsets["w"], written)
+        return written
 
-    joined = np.concatenate([checkpoint.arrays["a"], checkpoint.arrays["b"]])
+    joined = np.concatenate([arrays["a"], arrays["b"]])
     expected = joined if dtype == "bf16" else to_rows(quantize_rows(joined.astype(np.float32), dtype), dtype)
     assert loaded().tobytes() == expected.tobytes()
-    checkpoint.arrays["b"][101, 5] = np.nan
+    if stored == "in a file":
+        with pytest.raises(CheckpointError, match=r"model.safetensors.*: the file ends within tensor b"):
+            loaded(cut=1)
+    arrays["b"][101, 5] = np.nan
     if dtype == "bf16":
         assert np.isnan(loaded().view(ml_dtypes.bfloat16).reshape(rows, k)[rows - 29, 5])
     else:
-        with pytest.raises(CheckpointError, match="tensor b of f: nan at row 101, column 5; accepted: finite values"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"tensor b of (f|model.safetensors): nan at row 101, column 5; accepted: finite values",
+        ):
             loaded()
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 5, 16])
+def test_rows_arrive_where_no_launch_reads_any_more(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run, the copy waits for the launch that had its slot, and its launch for the copy."""
+    monkeypatch.setattr(device_load, "SLOTS", slots)
+    log: list[tuple[str, int]] = []
+
+    class Device(Gpu):
+        def order_uploads(self) -> None:
+            log.append(("uploads wait", 0))
+
+        def order_runs(self) -> None:
+            log.append(("runs wait", 0))
+
+        def upload(self, offset: int, data: memoryview) -> int:
+            log.append(("upload", offset))
+            return 0
+
+        def run(self, handle: int, begin: int, end: int) -> None:
+            log.append(("run", begin))
+
+    rows = [load_program.Rows("bf16", 64, 0)] * 41
+    plan = SimpleNamespace(regions={"workspace": (0, 1 << 20)}, offsets={"step.header": 1 << 20})
+    bound = BoundProgram(*[SimpleNamespace(plan=plan, offsets={})] * 2, plan, None, {})  # type: ignore[arg-type]
+    monkeypatch.setattr(load_program, "bind", lambda *given: bound)
+    gpu = Device()
+    gpu.allocate((1 << 20) + 4096)
+    device, uploads = device_load.DeviceLoad(gpu, bound, rows, 4096), Uploads(gpu, 1, 4096)
+    for _ in rows:
+        slot = uploads.take()
+        slot.view(4096)
+        device.send(uploads, slot)
+    places = [offset for what, offset in log if what == "upload"]
+    assert len(set(places)) == slots and len(places) == len(rows)
+    for i in range(len(rows)):
+        copied = [at for at, (what, _) in enumerate(log) if what == "upload"][i]
+        launched = log.index(("run", i))
+        assert ("runs wait", 0) in log[copied:launched]
+        if i >= slots:
+            assert places[i - slots] == places[i]
+            assert ("uploads wait", 0) in log[log.index(("run", i - slots)) : copied]
+    assert log.count(("uploads wait", 0)) <= 41 // max(1, slots // 2), "not for each run, where there are some slots"
 
 
 @pytest.mark.parametrize("format", ["f8", "i4g32b", "nvfp4"])
