@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,56 +15,60 @@ from atlas.runtime.uploads import Slot, Uploads
 
 SLOTS = 16
 """Staging slots on the device, at most."""
+LEAST_SLOTS = 4
+"""Where the workspace is small, runs are."""
 
 
 class DeviceLoad:
-    """Takes runs in order. All methods belong to the thread that calls the backend."""
+    """Takes runs in order. All methods belong to the thread that calls the backend.
 
-    def __init__(
-        self, backend: Backend, bound: BoundProgram, runs: Sequence[load_program.Rows], slot_bytes: int
-    ) -> None:
-        """slot_bytes: of the largest run. The workspace must have room for a slot: see `fits`."""
+    slot_bytes: of a run, at most; 0 where the workspace has no room.
+    """
+
+    def __init__(self, backend: Backend, bound: BoundProgram, weights: int, most_bytes: int) -> None:
+        """weights: how many there are.  most_bytes: of a run of any."""
         self._faults, end = bound.plan.regions["workspace"]
-        begin, stride = self._faults + _aligned(4 * len(runs)), _aligned(slot_bytes)
-        self._slots = [begin + i * stride for i in range(min(SLOTS, (end - begin) // stride, len(runs)))]
-        self._backend, self._runs, self._next = backend, runs, 0
-        backend.fill(self._faults, 0, 4 * len(runs))
-        self._handle = backend.load(load_program.bind(bound, runs, self._slots, self._faults))
-        self._header, self._rows = bound.plan.offsets["step.header"], 0
+        begin = self._faults + _aligned(4 * weights)
+        self.slot_bytes = max(0, min(_aligned(most_bytes), (end - begin) // LEAST_SLOTS // ALIGNMENT * ALIGNMENT))
+        count = min(SLOTS, (end - begin) // self.slot_bytes) if self.slot_bytes else 0
+        self._slots = [begin + i * self.slot_bytes for i in range(count)]
+        self._backend, self._bound, self._weights = backend, bound, weights
+        if self._slots:
+            backend.fill(self._faults, 0, 4 * weights)
+        self._launches: deque[tuple[int, int, load_program.Rows]] = deque()
+        self._expected = self._sent = self._rows = 0
+        self._header = bound.plan.offsets["step.header"]
         self._headers: dict[int, memoryview] = {}
 
-    @staticmethod
-    def room(bound: BoundProgram) -> int:
-        """Bytes of a run with which there are some slots."""
-        begin, end = bound.plan.regions["workspace"]
-        return (end - begin) // 4
-
-    @staticmethod
-    def fits(bound: BoundProgram, runs: int, slot_bytes: int) -> bool:
-        """Whether the workspace holds a slot, and a word a run."""
-        begin, end = bound.plan.regions["workspace"]
-        return end - begin >= _aligned(4 * runs) + _aligned(slot_bytes)
+    def expect(self, weight: int, runs: Sequence[load_program.Rows]) -> None:
+        """Load what makes the next runs, of the weight of that number: while others are being read."""
+        slots = [self._slots[(self._expected + i) % len(self._slots)] for i in range(len(runs))]
+        handle = self._backend.load(load_program.bind(self._bound, runs, slots, self._faults + 4 * weight))
+        self._launches += [(handle, i, run) for i, run in enumerate(runs)]
+        self._expected += len(runs)
 
     def send(self, uploads: Uploads, slot: Slot) -> None:
         """Copy the next run's rows and start its launch."""
-        index, slots = self._next, len(self._slots)
-        self._next += 1
-        half = max(1, slots // 2)
-        if index >= half and index % half == 0:
+        handle, index, run = self._launches.popleft()
+        half = max(1, len(self._slots) // 2)
+        if self._sent >= half and self._sent % half == 0:
             # Whoever had the next slots before is through with them. Not for each run: its copy would wait for the
             # launch right before it, and the link would be idle meanwhile.
             self._backend.order_uploads()
-        uploads.send(self._slots[index % slots], slot)
+        uploads.send(self._slots[self._sent % len(self._slots)], slot)
         self._backend.order_runs()
-        rows = slot.used // (2 * self._runs[index].k)
+        rows = slot.used // (2 * run.k)
         if rows != self._rows:
             self._backend.begin_step(self._header, self._step(rows), 4 * HEADER_WORDS)
             self._rows = rows
-        self._backend.run(self._handle, index, index + 1)
+        self._backend.run(handle, index, index + 1)
+        self._sent += 1
 
     def faulty(self) -> Sequence[int]:
-        """Runs with a value that is not finite, of those whose format must not have one. Waits for all runs."""
-        words = np.empty(len(self._runs), np.int32)
+        """Weights with a value that is not finite, of those whose format must not have one. Waits for all runs."""
+        if not self._sent:
+            return ()
+        words = np.empty(self._weights, np.int32)
         self._backend.synchronize()
         self._backend.read(self._faults, words)
         return [int(i) for i in np.flatnonzero(words)]

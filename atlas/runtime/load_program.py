@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from atlas.ops import OPS
@@ -56,18 +56,15 @@ class Rows:
     out: int
 
 
-def bind(bound: BoundProgram, runs: Sequence[Rows], slots: Sequence[int], faults: int) -> BoundProgram:
-    """A program of one launch a run; run i takes its rows from the arena offset `slots[i % len(slots)]`, and says in
-    word i from the offset `faults` on whether they are not all finite."""
-    launches, offsets = [], {f"load.slot.{i}": offset for i, offset in enumerate(slots)}
-    for i, run in enumerate(runs):
-        offsets[f"load.out.{i}"] = run.out
-        operands = [("x", f"load.slot.{i % len(slots)}"), ("out", f"load.out.{i}")]
+def bind(bound: BoundProgram, runs: Sequence[Rows], slots: Sequence[int], fault: int) -> BoundProgram:
+    """A program of one launch a run; run i takes its rows from the arena offset `slots[i]`. All say in the word at the
+    offset `fault` if rows are not all finite."""
+    launches, offsets = [], {"load.fault": fault}
+    for i, (run, slot) in enumerate(zip(runs, slots, strict=True)):
+        offsets |= {f"load.slot.{i}": slot, f"load.out.{i}": run.out}
+        operands = [("x", f"load.slot.{i}"), ("out", f"load.out.{i}")]
         if watched(run.dtype):
-            offsets[f"load.fault.{i}"] = faults + 4 * i
-            operands.append(("fault", f"load.fault.{i}"))
+            operands.append(("fault", "load.fault"))
         launches.append(Launch(f"load.{i}", key(run.dtype, run.k), tuple(operands), (("rows", "n_rows"),)))
-    plan: Mapping[str, int] = {**bound.plan.offsets, **offsets}
-    return dataclasses.replace(
-        bound, program=Program("load", tuple(launches)), plan=dataclasses.replace(bound.plan, offsets=plan)
-    )
+    program, plan = Program("load", tuple(launches)), dataclasses.replace(bound.plan, offsets=offsets)
+    return dataclasses.replace(bound, program=program, plan=plan)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -83,60 +84,75 @@ def _load_on_device(
 ) -> None:
     """Runs through pinned slots to a GPU. What is plain is copied as it is and packed by the device; the rest is packed
     here. progress: called with the bytes that weights of so far take."""
-    raw, packed = _by_who_packs(checkpoint, bound, sources, layouts)
-    read = [run for run in raw if run.parts(checkpoint)]
-    copied = [run for run in raw if not run.parts(checkpoint)]
-    for start, name in {run.start: run.buffer.name for run in raw if run.padded}.items():
-        backend.fill(start, 0, bound.plan.sizes[name])  # rows that nobody writes are zeros
-    rows = [load_program.Rows(run.buffer.dtype, run.columns, run.offset) for run in (*read, *copied)]
-    largest = max((run.raw_bytes for run in raw), default=0)
-    device = DeviceLoad(backend, bound, rows, largest) if raw else None
+    largest = max(2 * math.prod(bound.buffers[name].extents({})) for name in sources)
+    device = DeviceLoad(backend, bound, len(sources), min(READ_BYTES, largest))
+    raw: dict[int, list[_Run]] = {}  # what the device packs, by the weight's number
+    packed: list[_Run] = []
     written = 0
 
-    def send(uploads: Uploads, runs: list[_Run], ahead: int, fill: _Fill) -> None:
+    def raw_runs() -> Iterator[_Run]:
+        for number, (name, source) in enumerate(sources.items()):
+            layout, columns = LAYOUTS[layouts[name]], int(bound.buffers[name].extents({})[-1])
+            rows = min(bound.limits.n_rows, device.slot_bytes // (2 * columns))
+            runs: tuple[list[_Run], list[_Run]] = [], []
+            for run in _runs(bound, name, source, layout, rows) if rows else ():
+                runs[run.raw(checkpoint, bound.kernels, rows)].append(run)
+            rest, raw[number] = runs
+            packed.extend(rest if raw[number] else _runs(bound, name, source, layout))
+            if not raw[number]:
+                continue
+            if raw[number][0].padded:
+                backend.fill(raw[number][0].start, 0, bound.plan.sizes[name])  # rows that nobody writes are zeros
+            device.expect(number, [load_program.Rows(run.buffer.dtype, columns, run.offset) for run in raw[number]])
+            yield from raw[number]
+
+    def count(run: _Run) -> None:
         nonlocal written
-        for run, slot in _filled(runs, uploads, ahead, fill):
-            if device is not None and runs is not packed:
-                device.send(uploads, slot)
-            else:
-                uploads.send(run.offset, slot)
-            written += run.most_bytes
-            progress(written)
+        written += run.most_bytes
+        progress(written)
 
-    if read:
-        uploads = Uploads(backend, AHEAD + UPLOADING, largest)
-        with contextlib.closing(core.extension().FileReader(_threads())) as reader:
+    with (
+        contextlib.closing(core.extension().FileReader(threads())) as reader,
+        concurrent.futures.ThreadPoolExecutor(threads()) as pool,
+    ):
 
-            def read_run(run: _Run, slot: Slot) -> Callable[[], object]:
-                ticket = reader.read(slot.view(run.raw_bytes), run.parts(checkpoint))
+        def read(run: _Run, slot: Slot) -> Callable[[], object]:
+            parts = run.parts(checkpoint)
+            if not parts:
+                return pool.submit(_copy_into, slot, run, checkpoint).result
+            ticket = reader.read(slot.view(run.raw_bytes), parts)
 
-                def wait() -> None:
-                    if not reader.wait(ticket):
-                        _copy_into(slot, run, checkpoint)  # which says what is wrong
+            def wait() -> None:
+                if not reader.wait(ticket):
+                    _copy_into(slot, run, checkpoint)  # which says what is wrong
 
-                return wait
+            return wait
 
-            send(uploads, read, AHEAD, read_run)
+        uploads = Uploads(backend, AHEAD + UPLOADING, device.slot_bytes)
+        for run, slot in _filled(raw_runs(), uploads, AHEAD, read):
+            device.send(uploads, slot)
+            count(run)
         uploads.finish()
-    if copied or packed:
-        ahead = _threads() + 2
-        uploads = Uploads(
-            backend, ahead + 2, max([run.most_bytes for run in packed] + [run.raw_bytes for run in copied])
-        )
-        with concurrent.futures.ThreadPoolExecutor(_threads()) as pool:
-            send(uploads, copied, ahead, lambda run, slot: pool.submit(_copy_into, slot, run, checkpoint).result)
-            send(uploads, packed, ahead, lambda run, slot: pool.submit(_pack_into, slot, run, checkpoint).result)
+        uploads = Uploads(backend, threads() + UPLOADING, max((run.most_bytes for run in packed), default=0))
+
+        def pack(run: _Run, slot: Slot) -> Callable[[], object]:
+            return pool.submit(_pack_into, slot, run, checkpoint).result
+
+        for run, slot in _filled(packed, uploads, threads() + 1, pack):
+            uploads.send(run.offset, slot)
+            count(run)
         uploads.finish()
     backend.synchronize()
-    for index in device.faulty() if device is not None else ():
-        (*read, *copied)[index].refuse(checkpoint)
+    for number in device.faulty():
+        for run in raw[number]:
+            run.refuse(checkpoint)
 
 
 _Fill = Callable[["_Run", Slot], Callable[[], object]]
 """Begins to fill a slot with a run; what it returns waits until that is done, or raises what went wrong."""
 
 
-def _filled(runs: list[_Run], uploads: Uploads, ahead: int, fill: _Fill) -> Iterator[tuple[_Run, Slot]]:
+def _filled(runs: Iterable[_Run], uploads: Uploads, ahead: int, fill: _Fill) -> Iterator[tuple[_Run, Slot]]:
     """Each run in a slot, in order; `ahead` of them are being filled while another is used."""
     filling: deque[tuple[_Run, Slot, Callable[[], object]]] = deque()
 
@@ -154,44 +170,28 @@ def _filled(runs: list[_Run], uploads: Uploads, ahead: int, fill: _Fill) -> Iter
         yield first()
 
 
-def _by_who_packs(
-    checkpoint: Checkpoint, bound: BoundProgram, sources: Mapping[str, WeightSource], layouts: Mapping[str, str]
-) -> tuple[list[_Run], list[_Run]]:
-    """All runs: those that the device packs, and those that are packed here."""
-    raw: list[_Run] = []
-    packed: list[_Run] = []
-    room = min(READ_BYTES, DeviceLoad.room(bound))
-    for name, source in sources.items():
-        columns = int(bound.buffers[name].extents({})[-1])
-        most_rows = min(bound.limits.n_rows, room // (2 * columns))
-        runs = list(_runs(bound, name, source, LAYOUTS[layouts[name]], most_rows)) if most_rows else []
-        device = [run for run in runs if run.raw(checkpoint, bound.kernels, most_rows)]
-        raw += device
-        if device:
-            packed += [run for run in runs if not run.raw(checkpoint, bound.kernels, most_rows)]
-        else:
-            packed += _runs(bound, name, source, LAYOUTS[layouts[name]])
-    if DeviceLoad.fits(bound, len(raw), max((run.raw_bytes for run in raw), default=0)):
-        return raw, packed
-    return [], [run for name, source in sources.items() for run in _runs(bound, name, source, LAYOUTS[layouts[name]])]
-
-
-def _threads() -> int:
+def threads() -> int:
     """Threads that read, convert and pack for a GPU, which takes bytes faster than one thread makes them. Beside a CPU
     backend they would only take each other's memory bandwidth."""
     return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0))))
 
 
 def _runs(bound: BoundProgram, name: str, source: WeightSource, layout: Layout, most_rows: int = 0) -> Iterator[_Run]:
-    """The runs of a buffer: of up to most_rows rows, if a granule is no more; 0: of what is packed at once."""
-    buffer, shape = bound.buffers[name], bound.buffers[name].extents({})
+    """The runs of a buffer, of `most_rows` as `_spans` has it."""
+    buffer, start = bound.buffers[name], bound.plan.offsets[name]
+    for first, spans in _spans(buffer.extents({}), layout, most_rows):
+        yield _Run(buffer, source, layout, start, first, spans)
+
+
+def _spans(shape: tuple[int, ...], layout: Layout, most_rows: int = 0) -> Iterator[tuple[int, list[slice]]]:
+    """The first stored row of each run of a buffer, and which rows it has (of both halves, if paired): up to most_rows,
+    if a granule is no more; of 0, as many as are packed at once."""
     halves, granule = 2 if layout.paired else 1, layout.row_granule
     run = max(granule, most_rows // granule * granule) if most_rows else rows_at_once(shape, granule)
     run, rows = run // halves, shape[0] // halves
     for begin in range(0, rows, run):
         end = min(begin + run, rows)
-        spans = [slice(half * rows + begin, half * rows + end) for half in range(halves)]
-        yield _Run(buffer, source, layout, bound.plan.offsets[name], halves * begin, spans)
+        yield halves * begin, [slice(half * rows + begin, half * rows + end) for half in range(halves)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,27 +209,27 @@ class _Run:
     def _nbytes(self, rows: int) -> int:
         return self.layout.nbytes((rows, *self.buffer.extents({})[1:]), self.buffer.dtype)
 
-    @property
+    @functools.cached_property
     def offset(self) -> int:
         """Where the run goes."""
         return self.start + self._nbytes(self.first)
 
-    @property
+    @functools.cached_property
     def most_bytes(self) -> int:
         """What it takes at most."""
         return self._nbytes(self.rows)
 
-    @property
+    @functools.cached_property
     def rows(self) -> int:
         """How many rows the run has."""
         return sum(span.stop - span.start for span in self.spans)
 
-    @property
+    @functools.cached_property
     def columns(self) -> int:
         """Elements of a row."""
         return int(self.buffer.extents({})[-1])
 
-    @property
+    @functools.cached_property
     def raw_bytes(self) -> int:
         """What the rows take as the checkpoint has them, if it has them in load_program.SOURCE."""
         return 2 * self.rows * self.columns

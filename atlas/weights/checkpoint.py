@@ -102,8 +102,8 @@ class Checkpoint(ABC):
             begin += piece.size
 
     def place(self, name: str) -> tuple[int, int] | None:
-        """The open file that has a float tensor's bytes as `read` gives them, and where in it they begin; None where they
-        are not in one, or in another order."""
+        """The open file that has a float tensor's bytes as `read` gives them, and where in it they begin; None where no
+        file has them so."""
         return None
 
     @abstractmethod

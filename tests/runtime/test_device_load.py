@@ -71,10 +71,10 @@ def kernels(dtype: str, k: int) -> dict[str, Any]:
 
 def runs_of(checkpoint: Any, layout: str, k: int, names: list[str], most_rows: int = 0) -> list[loader._Run]:
     rows = [checkpoint.tensors[name].shape[0] for name in names]
-    bound = SimpleNamespace(
-        buffers={"w": Buffer("w", "bf16", (sum(rows), k), "weight")}, plan=SimpleNamespace(offsets={"w": 0})
-    )
-    return list(loader._runs(bound, "w", WeightSource(tuple(names), tuple(rows)), LAYOUTS[layout], most_rows))  # type: ignore[arg-type]
+    buffer = Buffer("w", "bf16", (sum(rows), k), "weight")
+    source, chosen = WeightSource(tuple(names), tuple(rows)), LAYOUTS[layout]
+    spans = loader._spans((sum(rows), k), chosen, most_rows)
+    return [loader._Run(buffer, source, chosen, 0, first, found) for first, found in spans]
 
 
 @pytest.mark.parametrize("layout", ["tiles", "tiles_paired"])
@@ -245,28 +245,34 @@ def test_rows_arrive_where_no_launch_reads_any_more(slots: int, monkeypatch: pyt
             return 0
 
         def run(self, handle: int, begin: int, end: int) -> None:
-            log.append(("run", begin))
+            log.append(("run", handle + begin))
 
-    rows = [load_program.Rows("bf16", 64, 0)] * 41
-    plan = SimpleNamespace(regions={"workspace": (0, 1 << 20)}, offsets={"step.header": 1 << 20})
-    bound = BoundProgram(*[SimpleNamespace(plan=plan, offsets={})] * 2, plan, None, {})  # type: ignore[arg-type]
-    monkeypatch.setattr(load_program, "bind", lambda *given: bound)
+        def load(self, program: BoundProgram) -> int:
+            return len(program.program.launches) * 100
+
+    plan = memory_plan.MemoryPlan({"step.header": 1 << 20}, {}, {"workspace": (0, 1 << 20)}, (1 << 20) + 4096, ())
+    bound = BoundProgram(None, {}, plan, None, {})  # type: ignore[arg-type]
     gpu = Device()
-    gpu.allocate((1 << 20) + 4096)
-    device, uploads = device_load.DeviceLoad(gpu, bound, rows, 4096), Uploads(gpu, 1, 4096)
-    for _ in rows:
+    gpu.allocate(plan.total)
+    device, uploads = device_load.DeviceLoad(gpu, bound, 2, 4096), Uploads(gpu, 1, 4096)
+    launches = []
+    for weight, runs in enumerate((30, 11)):
+        device.expect(weight, [load_program.Rows("bf16", 64, 0)] * runs)
+        launches += [100 * runs + i for i in range(runs)]
+    for _ in launches:
         slot = uploads.take()
         slot.view(4096)
         device.send(uploads, slot)
     places = [offset for what, offset in log if what == "upload"]
-    assert len(set(places)) == slots and len(places) == len(rows)
-    for i in range(len(rows)):
+    assert len(set(places)) == slots and len(places) == 41
+    assert [launch for what, launch in log if what == "run"] == launches
+    for i, launch in enumerate(launches):
         copied = [at for at, (what, _) in enumerate(log) if what == "upload"][i]
-        launched = log.index(("run", i))
+        launched = log.index(("run", launch))
         assert ("runs wait", 0) in log[copied:launched]
         if i >= slots:
             assert places[i - slots] == places[i]
-            assert ("uploads wait", 0) in log[log.index(("run", i - slots)) : copied]
+            assert ("uploads wait", 0) in log[log.index(("run", launches[i - slots])) : copied]
     assert log.count(("uploads wait", 0)) <= 41 // max(1, slots // 2), "not for each run, where there are some slots"
 
 
@@ -299,7 +305,7 @@ def test_a_poisoned_workspace_leaves_arriving_rows_alone(tmp_path: Path) -> None
         forward = Runner.load(checkpoint, RunnerOptions(backend="reference", quant="f32"))._bound
     assert core._uses_workspace(forward)
     begin, _ = forward.plan.regions["workspace"]
-    assert not core._uses_workspace(load_program.bind(forward, [load_program.Rows("bf16", 64, 0)], [begin], 0))
+    assert not core._uses_workspace(load_program.bind(forward, [load_program.Rows("f8", 64, 0)], [begin], 0))
 
 
 def test_the_build_compiles_what_loading_runs() -> None:

@@ -108,7 +108,7 @@ def test_runs_of_rows_are_packed_by_themselves(name: str, monkeypatch: pytest.Mo
     array = random_array(name, 400, 96, FORMATS[name].group)
     for layout in (LAYOUTS["frag4"], LAYOUTS["frag4_paired"]):
         whole = layout.pack(array, name).reshape(-1)
-        for stored, spans in loader._runs((400, 96), layout):
+        for stored, spans in loader._spans((400, 96), layout):
             part = layout.pack(concatenate([array.to_format(name).rows(s.start, s.stop) for s in spans]), name)
             at = layout.nbytes((stored, 96), name)
             np.testing.assert_array_equal(part.reshape(-1), whole[at : at + part.nbytes])
