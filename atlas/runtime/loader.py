@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -16,7 +15,7 @@ import numpy as np
 from atlas.build.manifest import KernelEntry
 from atlas.errors import BuildError, CheckpointError
 from atlas.models.family import WeightSource
-from atlas.runtime import core, load_program
+from atlas.runtime import core, host, load_program
 from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.device_load import DeviceLoad
 from atlas.runtime.dtypes import NUMPY
@@ -173,7 +172,7 @@ def _filled(runs: Iterable[_Run], uploads: Uploads, ahead: int, fill: _Fill) -> 
 def threads() -> int:
     """Threads that read, convert and pack for a GPU, which takes bytes faster than one thread makes them. Beside a CPU
     backend they would only take each other's memory bandwidth."""
-    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0))))
+    return min(MOST_THREADS, host.allowed_cores())
 
 
 def _runs(bound: BoundProgram, name: str, source: WeightSource, layout: Layout, most_rows: int = 0) -> Iterator[_Run]:
