@@ -10,8 +10,8 @@ import numpy as np
 
 from atlas.errors import CheckpointError
 from atlas.models.family import Family, ModelConfig, WeightSource
-from atlas.runtime.loader import rows_at_once
 from atlas.runtime.program import StepPrograms
+from atlas.runtime.weight_runs import rows_at_once
 from atlas.weights import Checkpoint
 from atlas.weights.checkpoint import TensorInfo
 

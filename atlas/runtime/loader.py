@@ -1,51 +1,43 @@
-"""Puts a checkpoint's tensors into the arena: cast, joined and packed a run of rows at a time."""
+"""Puts a checkpoint's tensors into the arena, a run of rows at a time (atlas/runtime/weight_runs.py).
+
+For a CPU they are packed one after the other. A GPU takes bytes faster than one thread makes them, so a load is a line
+of pinned slots: threads fill the next ones while the device copies from those before them. Rows that it can pack
+itself (atlas/runtime/load_program.py) are read as the checkpoint has them, by threads of the core; the rest is packed
+by Python's.
+"""
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import dataclasses
-import functools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
-import numpy as np
-
-from atlas.build.manifest import KernelEntry
-from atlas.errors import BuildError, CheckpointError
 from atlas.models.family import WeightSource
 from atlas.runtime import core, host, load_program
-from atlas.runtime.backend import Array, Backend, BoundProgram
+from atlas.runtime.backend import Backend, BoundProgram
 from atlas.runtime.device_load import DeviceLoad
-from atlas.runtime.dtypes import NUMPY
-from atlas.runtime.program import Buffer
 from atlas.runtime.uploads import Slot, Uploads
-from atlas.targets.formats import FORMATS
+from atlas.runtime.weight_runs import Run, runs
 from atlas.weights import Checkpoint
-from atlas.weights.checkpoint import TensorInfo
-from atlas.weights.layouts import LAYOUTS, Layout
-from atlas.weights.quantized import QuantizedArray, concatenate
-from atlas.weights.quantizers import quantize_rows, refuse
-
-RUN_BYTES = 16 << 20
-"""Of fp32 values that are in memory together while a buffer is loaded, beside a few copies of as many: a
-few hundred MB in the worst case, whatever the model's size, and large enough for NumPy to be busy."""
+from atlas.weights.layouts import LAYOUTS
 
 READ_BYTES = 16 << 20
 """Of a run that a GPU packs, at most. Not measured yet."""
-
-MOST_THREADS = 16
-"""Threads that read, or that pack for a GPU: each of these holds a few copies of a run."""
 
 AHEAD, UPLOADING = 4, 3
 """Runs that all threads read together while another is sent, and pinned slots beside theirs: what the device copies
 from meanwhile. Not measured yet."""
 
-PLAIN = {LAYOUTS[f"{name}_paired"]: LAYOUTS[name] for name in ("tiles", "frag4")}
-"""A paired layout -> the one that it is of rows in another order."""
-PAIRED = 8
-"""Rows of one half that stand together in a paired layout."""
+MOST_THREADS = 16
+"""Threads that read, or that pack for a GPU: each of these holds a few copies of a run."""
+
+
+def threads() -> int:
+    """Threads that fill slots."""
+    return min(MOST_THREADS, host.allowed_cores())
 
 
 def load(
@@ -56,16 +48,16 @@ def load(
     layouts: Mapping[str, str],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
-    """Stream every weight buffer into the arena, a run of rows at a time. Returns the bytes written.
+    """Stream every weight buffer into the arena. Returns the bytes written.
 
     progress: called with the bytes written so far and in all.
     """
     total, written = sum(bound.plan.sizes[name] for name in sources), 0
     if backend.name == "cuda":
-        _load_on_device(checkpoint, backend, bound, sources, layouts, lambda done: progress(done, total))
+        _OntoDevice(checkpoint, backend, bound, sources, layouts, lambda done: progress(done, total)).run()
         return total
     for name, source in sources.items():
-        for run in _runs(bound, name, source, LAYOUTS[layouts[name]]):
+        for run in runs(bound, name, source, LAYOUTS[layouts[name]]):
             packed = run.pack(checkpoint)
             backend.write(run.offset, packed)
             written += packed.nbytes
@@ -73,304 +65,104 @@ def load(
     return written
 
 
-def _load_on_device(
-    checkpoint: Checkpoint,
-    backend: Backend,
-    bound: BoundProgram,
-    sources: Mapping[str, WeightSource],
-    layouts: Mapping[str, str],
-    progress: Callable[[int], None],
-) -> None:
-    """Runs through pinned slots to a GPU. What is plain is copied as it is and packed by the device; the rest is packed
-    here. progress: called with the bytes that weights of so far take."""
-    largest = max(2 * math.prod(bound.buffers[name].extents({})) for name in sources)
-    device = DeviceLoad(backend, bound, len(sources), min(READ_BYTES, largest))
-    raw: dict[int, list[_Run]] = {}  # what the device packs, by the weight's number
-    packed: list[_Run] = []
-    written = 0
-
-    def raw_runs() -> Iterator[_Run]:
-        for number, (name, source) in enumerate(sources.items()):
-            layout, columns = LAYOUTS[layouts[name]], int(bound.buffers[name].extents({})[-1])
-            rows = min(bound.limits.n_rows, device.slot_bytes // (2 * columns))
-            runs: tuple[list[_Run], list[_Run]] = [], []
-            for run in _runs(bound, name, source, layout, rows) if rows else ():
-                runs[run.raw(checkpoint, bound.kernels, rows)].append(run)
-            rest, raw[number] = runs
-            packed.extend(rest if raw[number] else _runs(bound, name, source, layout))
-            if not raw[number]:
-                continue
-            if raw[number][0].padded:
-                backend.fill(raw[number][0].start, 0, bound.plan.sizes[name])  # rows that nobody writes are zeros
-            device.expect(number, [load_program.Rows(run.buffer.dtype, columns, run.offset) for run in raw[number]])
-            yield from raw[number]
-
-    def count(run: _Run) -> None:
-        nonlocal written
-        written += run.most_bytes
-        progress(written)
-
-    with (
-        contextlib.closing(core.extension().FileReader(threads())) as reader,
-        concurrent.futures.ThreadPoolExecutor(threads()) as pool,
-    ):
-
-        def read(run: _Run, slot: Slot) -> Callable[[], object]:
-            parts = run.parts(checkpoint)
-            if not parts:
-                return pool.submit(_copy_into, slot, run, checkpoint).result
-            ticket = reader.read(slot.view(run.raw_bytes), parts)
-
-            def wait() -> None:
-                if not reader.wait(ticket):
-                    _copy_into(slot, run, checkpoint)  # which says what is wrong
-
-            return wait
-
-        uploads = Uploads(backend, AHEAD + UPLOADING, device.slot_bytes)
-        for run, slot in _filled(raw_runs(), uploads, AHEAD, read):
-            device.send(uploads, slot)
-            count(run)
-        uploads.finish()
-        uploads = Uploads(backend, threads() + UPLOADING, max((run.most_bytes for run in packed), default=0))
-
-        def pack(run: _Run, slot: Slot) -> Callable[[], object]:
-            return pool.submit(_pack_into, slot, run, checkpoint).result
-
-        for run, slot in _filled(packed, uploads, threads() + 1, pack):
-            uploads.send(run.offset, slot)
-            count(run)
-        uploads.finish()
-    backend.synchronize()
-    for number in device.faulty():
-        for run in raw[number]:
-            run.refuse(checkpoint)
-
-
-_Fill = Callable[["_Run", Slot], Callable[[], object]]
+Fill = Callable[[Run, Slot], Callable[[], object]]
 """Begins to fill a slot with a run; what it returns waits until that is done, or raises what went wrong."""
 
 
-def _filled(runs: Iterable[_Run], uploads: Uploads, ahead: int, fill: _Fill) -> Iterator[tuple[_Run, Slot]]:
-    """Each run in a slot, in order; `ahead` of them are being filled while another is used."""
-    filling: deque[tuple[_Run, Slot, Callable[[], object]]] = deque()
+class _OntoDevice:
+    """One load onto a GPU. progress: called with the bytes that weights of so far take."""
 
-    def first() -> tuple[_Run, Slot]:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        backend: Backend,
+        bound: BoundProgram,
+        sources: Mapping[str, WeightSource],
+        layouts: Mapping[str, str],
+        progress: Callable[[int], None],
+    ) -> None:
+        self._checkpoint, self._backend, self._bound, self._progress = checkpoint, backend, bound, progress
+        self._sources, self._layouts, self._written = sources, layouts, 0
+        largest = max(2 * math.prod(bound.buffers[name].extents({})) for name in sources)
+        self._device = DeviceLoad(backend, bound, len(sources), min(READ_BYTES, largest))
+        self._raw: dict[int, list[Run]] = {}  # what the device packs, by the weight's number
+        self._packed: list[Run] = []
+
+    def run(self) -> None:
+        """What the device packs, then the rest, which is known by then."""
+        with (
+            contextlib.closing(core.extension().FileReader(threads())) as self._reader,
+            concurrent.futures.ThreadPoolExecutor(threads()) as self._pool,
+        ):
+            uploads = Uploads(self._backend, AHEAD + UPLOADING, self._device.slot_bytes)
+            for run, slot in _filled(self._raw_runs(), uploads, AHEAD, self._read):
+                self._device.send(uploads, slot)
+                self._count(run)
+            uploads.finish()
+            ahead, largest = threads() + 1, max((run.most_bytes for run in self._packed), default=0)
+            uploads = Uploads(self._backend, ahead + UPLOADING, largest)
+            for run, slot in _filled(self._packed, uploads, ahead, self._pack):
+                uploads.send(run.offset, slot)
+                self._count(run)
+            uploads.finish()
+        self._backend.synchronize()
+        for number in self._device.faulty():
+            for run in self._raw[number]:
+                run.refuse(self._checkpoint)
+
+    def _raw_runs(self) -> Iterator[Run]:
+        """The runs that the device packs, each weight's when the ones before are on their way."""
+        kernels = self._bound.kernels
+        for number, (name, source) in enumerate(self._sources.items()):
+            buffer, layout = self._bound.buffers[name], LAYOUTS[self._layouts[name]]
+            rows = min(self._bound.limits.n_rows, self._device.slot_bytes // (2 * int(buffer.extents({})[-1])))
+            large = list(runs(self._bound, name, source, layout, rows)) if rows else []
+            raw = [run for run in large if run.raw(self._checkpoint, kernels, rows)]
+            if not raw:
+                self._packed += runs(self._bound, name, source, layout)
+                continue
+            self._packed += [run for run in large if not run.raw(self._checkpoint, kernels, rows)]
+            if raw[0].padded:
+                self._backend.fill(raw[0].start, 0, self._bound.plan.sizes[name])  # rows that nobody writes are zeros
+            self._device.expect(number, [load_program.Rows(buffer.dtype, run.columns, run.offset) for run in raw])
+            self._raw[number] = raw
+            yield from raw
+
+    def _read(self, run: Run, slot: Slot) -> Callable[[], object]:
+        def copy() -> None:
+            run.copy(self._checkpoint, slot.view(run.raw_bytes).reshape(run.rows, -1))
+
+        def wait() -> None:
+            if not self._reader.wait(ticket):
+                copy()  # which says what is wrong
+
+        parts = run.parts(self._checkpoint)
+        if not parts:
+            return self._pool.submit(copy).result
+        ticket = self._reader.read(slot.view(run.raw_bytes), parts)
+        return wait
+
+    def _pack(self, run: Run, slot: Slot) -> Callable[[], object]:
+        return self._pool.submit(lambda: slot.fill(run.pack(self._checkpoint))).result
+
+    def _count(self, run: Run) -> None:
+        self._written += run.most_bytes
+        self._progress(self._written)
+
+
+def _filled(found: Iterable[Run], uploads: Uploads, ahead: int, fill: Fill) -> Iterator[tuple[Run, Slot]]:
+    """Each run in a slot, in order; `ahead` of them are being filled while another is used."""
+    filling: deque[tuple[Run, Slot, Callable[[], Any]]] = deque()
+
+    def first() -> tuple[Run, Slot]:
         run, slot, wait = filling.popleft()
         wait()
         return run, slot
 
-    for run in runs:
+    for run in found:
         if len(filling) == ahead:
             yield first()
         slot = uploads.take()
         filling.append((run, slot, fill(run, slot)))
     while filling:
         yield first()
-
-
-def threads() -> int:
-    """Threads that read, convert and pack for a GPU, which takes bytes faster than one thread makes them. Beside a CPU
-    backend they would only take each other's memory bandwidth."""
-    return min(MOST_THREADS, host.allowed_cores())
-
-
-def _runs(bound: BoundProgram, name: str, source: WeightSource, layout: Layout, most_rows: int = 0) -> Iterator[_Run]:
-    """The runs of a buffer, of `most_rows` as `_spans` has it."""
-    buffer, start = bound.buffers[name], bound.plan.offsets[name]
-    for first, spans in _spans(buffer.extents({}), layout, most_rows):
-        yield _Run(buffer, source, layout, start, first, spans)
-
-
-def _spans(shape: tuple[int, ...], layout: Layout, most_rows: int = 0) -> Iterator[tuple[int, list[slice]]]:
-    """The first stored row of each run of a buffer, and which rows it has (of both halves, if paired): up to most_rows,
-    if a granule is no more; of 0, as many as are packed at once."""
-    halves, granule = 2 if layout.paired else 1, layout.row_granule
-    run = max(granule, most_rows // granule * granule) if most_rows else rows_at_once(shape, granule)
-    run, rows = run // halves, shape[0] // halves
-    for begin in range(0, rows, run):
-        end = min(begin + run, rows)
-        yield halves * begin, [slice(half * rows + begin, half * rows + end) for half in range(halves)]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """Rows of a buffer that are read, converted and packed together. start: of the buffer in the arena; first: the
-    first of its stored rows; spans: which rows they are, of both halves if the layout is paired."""
-
-    buffer: Buffer
-    source: WeightSource
-    layout: Layout
-    start: int
-    first: int
-    spans: list[slice]
-
-    def _nbytes(self, rows: int) -> int:
-        return self.layout.nbytes((rows, *self.buffer.extents({})[1:]), self.buffer.dtype)
-
-    @functools.cached_property
-    def offset(self) -> int:
-        """Where the run goes."""
-        return self.start + self._nbytes(self.first)
-
-    @functools.cached_property
-    def most_bytes(self) -> int:
-        """What it takes at most."""
-        return self._nbytes(self.rows)
-
-    @functools.cached_property
-    def rows(self) -> int:
-        """How many rows the run has."""
-        return sum(span.stop - span.start for span in self.spans)
-
-    @functools.cached_property
-    def columns(self) -> int:
-        """Elements of a row."""
-        return int(self.buffer.extents({})[-1])
-
-    @functools.cached_property
-    def raw_bytes(self) -> int:
-        """What the rows take as the checkpoint has them, if it has them in load_program.SOURCE."""
-        return 2 * self.rows * self.columns
-
-    @property
-    def padded(self) -> bool:
-        """The layout has rows that no row of the buffer fills."""
-        return self.buffer.extents({})[0] % self.layout.row_granule != 0
-
-    def raw(self, checkpoint: Checkpoint, kernels: Mapping[str, KernelEntry], most_rows: int) -> bool:
-        """Whether the device can make the run of rows that are copied as the checkpoint has them."""
-        shape = self.buffer.extents({})
-        if len(shape) != 2 or self.buffer.dtype not in load_program.FORMATS or self.rows > most_rows:
-            return False
-        entry = kernels.get(load_program.kernel(self.buffer.dtype, self.columns))
-        stored = LAYOUTS[entry.layouts.get("out", "row_major")] if entry else None
-        if stored is None or stored is not PLAIN.get(self.layout, self.layout):
-            return False
-        if self.layout.paired and self.rows % self.layout.row_granule:
-            return False  # padding lies between rows
-        plain = (self.source.add, self.source.multiply, self.source.values) == (0.0, 1.0, ())
-        tensors = [checkpoint.tensors[name] for name in self.source.tensors]
-        return plain and all(info.dtype == "BF16" and info.scheme is None for info in tensors)
-
-    def copy(self, checkpoint: Checkpoint, target: Array) -> None:
-        """The rows' bytes as the checkpoint has them, in the order in which they are stored, into [rows, row bytes]."""
-        for half, span in enumerate(self.spans):
-            first = 0
-            for tensor, rows in _parts(self.buffer, self.source, span):
-                end = first + rows.stop - rows.start
-                checkpoint.read_into(tensor, rows, list(self._places(target, half, first, end)))
-                first = end
-
-    def _places(self, target: Array, half: int, first: int, end: int) -> Iterator[Array]:
-        """Where rows [first, end) of a half are stored."""
-        if not self.layout.paired:
-            yield target[first:end]
-            return
-        groups = target.reshape(-1, 2, PAIRED, target.shape[1])[:, half]
-        for group in range(first // PAIRED, -(-end // PAIRED)):
-            begin = group * PAIRED
-            yield groups[group, max(first - begin, 0) : min(end - begin, PAIRED)]
-
-    def parts(self, checkpoint: Checkpoint) -> list[tuple[int, int, int, int, int, int]]:
-        """What `copy` does, for the core's FileReader: (file, offset there, offset in the run, bytes, bytes of a piece,
-        bytes from one to the next) of each part. Empty where the rows lie in no file as they are read."""
-        parts, row = [], 2 * self.columns
-        for half, span in enumerate(self.spans):
-            first = 0
-            for tensor, rows in _parts(self.buffer, self.source, span):
-                place, count = checkpoint.place(tensor), rows.stop - rows.start
-                if place is None or (self.layout.paired and first % PAIRED):
-                    return []
-                to, piece, stride = first, count, count
-                if self.layout.paired:
-                    to, piece, stride = 2 * first + half * PAIRED, PAIRED, 2 * PAIRED
-                parts.append((place[0], place[1] + rows.start * row, to * row, count * row, piece * row, stride * row))
-                first += count
-        return parts
-
-    def refuse(self, checkpoint: Checkpoint) -> None:
-        """Raise the error that names a value which is not finite."""
-        for tensor, rows in (part for span in self.spans for part in _parts(self.buffer, self.source, span)):
-            refuse(checkpoint.read(tensor, rows), rows.start, 0, _named(checkpoint.tensors[tensor]))
-
-    def pack(self, checkpoint: Checkpoint) -> Array:
-        """The run's bytes as they are stored."""
-        parts = [_assemble(checkpoint, self.buffer, self.source, span.start, span.stop) for span in self.spans]
-        quantised = [part for part in parts if isinstance(part, QuantizedArray)]
-        plain = [part for part in parts if not isinstance(part, QuantizedArray)]
-        part = concatenate(quantised) if quantised else np.concatenate(plain) if len(plain) > 1 else plain[0]
-        return self.layout.pack(part, self.buffer.dtype)
-
-
-def _pack_into(slot: Slot, run: _Run, checkpoint: Checkpoint) -> None:
-    slot.fill(run.pack(checkpoint))
-
-
-def _copy_into(slot: Slot, run: _Run, checkpoint: Checkpoint) -> None:
-    run.copy(checkpoint, slot.view(run.raw_bytes).reshape(run.rows, -1))
-
-
-def _parts(buffer: Buffer, source: WeightSource, rows: slice) -> list[tuple[str, slice]]:
-    """The tensors that rows of a buffer come from, and which of their rows."""
-    parts: list[tuple[str, slice]] = []
-    first = 0
-    for tensor, count in zip(source.tensors, source.rows or (buffer.extents({})[0],), strict=True):
-        low, high = max(rows.start, first), min(rows.stop, first + count)
-        if low < high:
-            parts.append((tensor, slice(low - first, high - first)))
-        first += count
-    return parts
-
-
-def rows_at_once(shape: tuple[int, ...], granule: int) -> int:
-    """Rows of a buffer that are read, converted and packed together: whole granules."""
-    row_bytes = 4 * math.prod(shape[1:])
-    return max(granule, RUN_BYTES // row_bytes // granule * granule)
-
-
-def _assemble(
-    checkpoint: Checkpoint, buffer: Buffer, source: WeightSource, begin: int, end: int
-) -> Array | QuantizedArray:
-    """Rows [begin, end) of a buffer, of its element type or in its block format."""
-    if source.values:
-        return np.asarray(source.values, np.float64).astype(NUMPY[buffer.dtype]).reshape(buffer.extents({}))[begin:end]
-    parts = _parts(buffer, source, slice(begin, end))
-    if buffer.dtype in FORMATS:
-        return concatenate([_quantised(checkpoint, tensor, taken, buffer.dtype) for tensor, taken in parts])
-    result = np.empty((end - begin, *buffer.extents({})[1:]), NUMPY[buffer.dtype])
-    row = 0
-    for tensor, taken in parts:
-        part = checkpoint.read(tensor, taken)
-        if (source.add, source.multiply) != (0.0, 1.0):
-            part = (part.astype(np.float32) + np.float32(source.add)) * np.float32(source.multiply)
-        result[row : row + len(part)] = part  # rounds to nearest even where it narrows
-        row += len(part)
-    return result
-
-
-def _quantised(checkpoint: Checkpoint, tensor: str, rows: slice, format: str) -> QuantizedArray:
-    """Rows of a tensor in a block format: its own codes, or made from its floats."""
-    info = checkpoint.tensors[tensor]
-    if info.scheme is not None:
-        try:
-            array = checkpoint.read_quantized(tensor, rows).to_format(format)
-        except BuildError as error:  # values that no sound file has, such as a scale beyond its dtype
-            raise CheckpointError(info.file, f"tensor {tensor} has {error.found}, {error.where}") from None
-        finite = np.isfinite(array.scales)
-        if array.minimums is not None:
-            finite &= np.isfinite(array.minimums)
-        if not finite.all():
-            row = rows.start + int(np.argwhere(~finite)[0, 0])
-            raise CheckpointError(info.file, f"tensor {tensor} has a scale that is not finite in row {row}", "numbers")
-        return array
-    values = checkpoint.read(tensor, rows).astype(np.float32, copy=False)
-    try:
-        return quantize_rows(values, format, _named(info)).to_format(format)
-    except CheckpointError:
-        refuse(values, rows.start, 0, _named(info))  # by its row in the tensor, not in this run
-        raise
-
-
-def _named(info: TensorInfo) -> str:
-    return f"{info.name} of {info.file}"

@@ -15,7 +15,7 @@ import pytest
 
 from atlas.errors import CheckpointError
 from atlas.models.family import WeightSource
-from atlas.runtime import core, device_load, load_program, loader, memory_plan
+from atlas.runtime import core, device_load, load_program, loader, memory_plan, weight_runs
 from atlas.runtime.backend import BoundProgram
 from atlas.runtime.program import Buffer, Recorder
 from atlas.runtime.reference import ReferenceBackend
@@ -69,19 +69,19 @@ def kernels(dtype: str, k: int) -> dict[str, Any]:
     return {load_program.key(dtype, k).name(): SimpleNamespace(layouts={"out": "tiles"})}
 
 
-def runs_of(checkpoint: Any, layout: str, k: int, names: list[str], most_rows: int = 0) -> list[loader._Run]:
+def runs_of(checkpoint: Any, layout: str, k: int, names: list[str], most_rows: int = 0) -> list[weight_runs.Run]:
     rows = [checkpoint.tensors[name].shape[0] for name in names]
     buffer = Buffer("w", "bf16", (sum(rows), k), "weight")
     source, chosen = WeightSource(tuple(names), tuple(rows)), LAYOUTS[layout]
-    spans = loader._spans((sum(rows), k), chosen, most_rows)
-    return [loader._Run(buffer, source, chosen, 0, first, found) for first, found in spans]
+    spans = weight_runs.spans((sum(rows), k), chosen, most_rows)
+    return [weight_runs.Run(buffer, source, chosen, 0, first, found) for first, found in spans]
 
 
 @pytest.mark.parametrize("layout", ["tiles", "tiles_paired"])
 @pytest.mark.parametrize("inner", [64, 192, 320])
 def test_copied_rows_in_tiles_are_the_packed_run(layout: str, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
     k = 200
-    monkeypatch.setattr(loader, "RUN_BYTES", 4 * k * 256)
+    monkeypatch.setattr(weight_runs, "RUN_BYTES", 4 * k * 256)
     rng = np.random.default_rng()
     checkpoint = Tensors(
         gate=rng.standard_normal((inner, k)).astype(ml_dtypes.bfloat16),
@@ -281,7 +281,7 @@ def test_the_host_names_what_is_not_finite_by_its_row_in_the_tensor(format: str)
     checkpoint = Tensors(a=np.ones((96, 64), ml_dtypes.bfloat16), b=np.ones((96, 64), ml_dtypes.bfloat16))
     checkpoint.arrays["b"][77, 3] = -np.inf
     buffer, source = Buffer("w", format, (192, 64), "weight"), WeightSource(("a", "b"), (96, 96))
-    run = loader._Run(buffer, source, LAYOUTS["row_major"], 0, 128, [slice(128, 192)])
+    run = weight_runs.Run(buffer, source, LAYOUTS["row_major"], 0, 128, [slice(128, 192)])
     with pytest.raises(CheckpointError, match="tensor b of f: -inf at row 77, column 3; accepted: finite values"):
         run.pack(checkpoint)  # type: ignore[arg-type]
 
@@ -294,7 +294,7 @@ def test_a_stored_scale_that_is_not_finite_is_named() -> None:
     whole = QuantizedArray("e4m3", np.ones((96, 256), ml_dtypes.float8_e4m3fn), scales, (1, 256))
     checkpoint.read_quantized = lambda name, rows: whole.rows(rows.start, rows.stop)  # type: ignore[attr-defined]
     buffer = Buffer("w", "f8", (96, 256), "weight")
-    run = loader._Run(buffer, WeightSource(("a",), (96,)), LAYOUTS["row_major"], 0, 64, [slice(64, 96)])
+    run = weight_runs.Run(buffer, WeightSource(("a",), (96,)), LAYOUTS["row_major"], 0, 64, [slice(64, 96)])
     with pytest.raises(CheckpointError, match="f: tensor a has a scale that is not finite in row 70; accepted"):
         run.pack(checkpoint)  # type: ignore[arg-type]
 

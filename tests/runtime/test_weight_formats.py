@@ -172,7 +172,7 @@ def test_loading_by_runs_of_rows_changes_nothing(floats: Path, backend: str, mon
     for quant in ("f32", "bf16", "int8"):
         whole = run.load(floats, backend, quant, max_context=64)
         with monkeypatch.context() as patch:
-            patch.setattr("atlas.runtime.loader.RUN_BYTES", 1)
+            patch.setattr("atlas.runtime.weight_runs.RUN_BYTES", 1)
             parts = run.load(floats, backend, quant, max_context=64)
         begin, end = whole.plan.regions["weights"]
         images = []

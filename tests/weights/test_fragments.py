@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from atlas.errors import BuildError
-from atlas.runtime import loader
+from atlas.runtime import weight_runs
 from atlas.targets.formats import FORMATS
 from atlas.weights import fragments
 from atlas.weights.layouts import LAYOUTS
@@ -104,11 +104,11 @@ def test_pairs_of_gate_and_up_rows_meet_in_a_lane(name: str, inner: int) -> None
 @pytest.mark.parametrize("name", FOUR_BIT)
 def test_runs_of_rows_are_packed_by_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the loader does it: whole granules, of a paired layout half of them from each half."""
-    monkeypatch.setattr(loader, "RUN_BYTES", 1)
+    monkeypatch.setattr(weight_runs, "RUN_BYTES", 1)
     array = random_array(name, 400, 96, FORMATS[name].group)
     for layout in (LAYOUTS["frag4"], LAYOUTS["frag4_paired"]):
         whole = layout.pack(array, name).reshape(-1)
-        for stored, spans in loader._spans((400, 96), layout):
+        for stored, spans in weight_runs.spans((400, 96), layout):
             part = layout.pack(concatenate([array.to_format(name).rows(s.start, s.stop) for s in spans]), name)
             at = layout.nbytes((stored, 96), name)
             np.testing.assert_array_equal(part.reshape(-1), whole[at : at + part.nbytes])
