@@ -151,7 +151,7 @@ LoadedVariant Images::resolve(const std::string& where, const Variant& variant) 
     check(cuda_.function_set_attribute(loaded.function, kSharedCarveout, kAllShared), where);
   }
   if (variant.cooperative) attribute(kCooperative)[0] = 1;
-  if (variant.cooperative || variant.scratch != kNoOperand) check_resident(where, loaded);
+  int clusters = 0;
   if (variant.cluster > 1) {
     unsigned* size = attribute(kClusterDimension);
     size[0] = variant.cluster;
@@ -160,19 +160,24 @@ LoadedVariant Images::resolve(const std::string& where, const Variant& variant) 
       check(cuda_.function_set_attribute(loaded.function, kLargeClusters, 1),
             where + ": clusters of " + std::to_string(variant.cluster) + " blocks");
     }
-    check_cluster(where, loaded);
+    clusters = active_clusters(where, loaded);
+  }
+  if (variant.cooperative || variant.scratch != kNoOperand) {
+    check_resident(where, loaded, clusters);
   }
   return loaded;
 }
 
-void Images::check_cluster(const std::string& where, const LoadedVariant& variant) const {
+// How many clusters are resident at once: one at least.
+int Images::active_clusters(const std::string& where, const LoadedVariant& variant) const {
   if (!device_.cluster_launch) {
     throw DeviceFault(where + ": " + device_.name + " (compute capability " + capability(device_) +
                       ") has no clusters");
   }
   const Variant& spec = variant.spec;
-  const LaunchConfig config = {{spec.cluster, 1, 1}, {spec.block, 1, 1},  spec.shared, nullptr,
-                               variant.attributes,   variant.n_attributes};
+  const auto blocks = static_cast<unsigned>(spec.grid[0].multiplier);
+  const LaunchConfig config = {{blocks, 1, 1}, {spec.block, 1, 1}, spec.shared,
+                               nullptr,        variant.attributes, variant.n_attributes};
   int clusters = 0;
   check(cuda_.active_clusters(&clusters, variant.function, &config), where);
   if (clusters < 1) {
@@ -180,11 +185,14 @@ void Images::check_cluster(const std::string& where, const LoadedVariant& varian
                       std::to_string(spec.shared) + " bytes of shared memory each fits on " +
                       device_.name);
   }
+  return clusters;
 }
 
 // Blocks that wait for one another must be resident at once, or they would wait forever. Those of a
 // kernel with scratch may do so: what they leave there for each other has no other reader.
-void Images::check_resident(const std::string& where, const LoadedVariant& variant) const {
+// `clusters`: of the kernel's, that are resident at once.
+void Images::check_resident(const std::string& where, const LoadedVariant& variant,
+                            int clusters) const {
   const Variant& spec = variant.spec;
   if (spec.cooperative && !device_.cooperative_launch) {
     throw DeviceFault(where + ": " + device_.name + " has no cooperative launch");
@@ -202,7 +210,8 @@ void Images::check_resident(const std::string& where, const LoadedVariant& varia
   check(cuda_.active_blocks(&per_multiprocessor, variant.function, static_cast<int>(spec.block),
                             spec.shared),
         where);
-  const int64_t most = int64_t{per_multiprocessor} * device_.multiprocessors;
+  const int64_t alone = int64_t{per_multiprocessor} * device_.multiprocessors;
+  const int64_t most = spec.cluster > 1 ? std::min(alone, int64_t{clusters} * spec.cluster) : alone;
   if (blocks > most) {
     throw DeviceFault(where + ": its " + std::to_string(blocks) +
                       " blocks wait for one another, and " + device_.name + " holds " +

@@ -48,8 +48,8 @@ class Images {
  private:
   Function find(const std::string& where, const Variant& variant);
   LoadedVariant resolve(const std::string& where, const Variant& variant);
-  void check_cluster(const std::string& where, const LoadedVariant& variant) const;
-  void check_resident(const std::string& where, const LoadedVariant& variant) const;
+  int active_clusters(const std::string& where, const LoadedVariant& variant) const;
+  void check_resident(const std::string& where, const LoadedVariant& variant, int clusters) const;
 
   const Driver& cuda_;
   const CudaDevice& device_;

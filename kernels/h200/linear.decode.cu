@@ -4,6 +4,7 @@ grid = ["multiprocessors", 1, 1]
 block = 288
 shared = "(130 + min(1, max_rows // 64) * 86) * 1024"
 pdl = true
+cluster = "1 + PAIRS * min(1, max_rows // 32) * min(1, 128 // max_rows)"
 # Few rows: attention is resident beside it.
 resident = "4 - 3 * min(1, max_rows // 64)"
 [rows]
@@ -19,8 +20,13 @@ bytes = "multiprocessors * 2 * 512 * max_rows"
 [knobs]
 BLOCKS = "ceil_div(n, 128)"
 EACH = "multiprocessors // BLOCKS"
-# Whether that many whole ranges of each row block keep nine of ten multiprocessors at work.
-EVEN = "min(1, 10 * BLOCKS * EACH // (9 * multiprocessors))"
+# Whether that many whole ranges of each row block keep seven of ten multiprocessors at work.
+# Llama-3-8B's qkv, two for each of 48 row blocks, against a range for each multiprocessor, in the
+# sequence of its 32 layers on an H200, us: +47, +20, +19, -137, -175 in bf16 at 1, 8, 32, 64, 128
+# rows, +24, -7, -12, -121, -163 in fp8.
+EVEN = "min(1, 10 * BLOCKS * EACH // (7 * multiprocessors))"
+# Whether they are added up two by two.
+PAIRS = "EVEN * (1 - EACH % 2)"
 RANGES = "multiprocessors - EVEN * (multiprocessors - BLOCKS * EACH)"
 TOGETHER = 1
 [layouts]
@@ -37,7 +43,11 @@ weight = "tiles"
 // weights (decode_product.cuh). Column blocks that lie within a range are stored from registers,
 // those that several ranges have a part of go through scratch (shared_sums.cuh). Where whole ranges
 // of each column block leave few multiprocessors idle, ranges end with them: fewer parts to add up.
-// Ranges depend on the shape alone: a row's bits are the same whatever the number of rows.
+// An even number of them is added up two by two: from 32 rows on thread blocks stand in clusters of
+// two, which trade their sums without scratch (paired_sums.cuh): Llama-3-8B's 32 layers on an H200,
+// o and down alone, -24, -98 and -190 us at 32, 64 and 128 rows in bf16.
+// Ranges and the order of additions depend on the shape alone: a row's bits are the same whatever
+// the number of rows.
 //
 // Bytes: n x k weights once, x once a thread block (from the L2 cache). Bound by the stream of
 // weights; at 128 rows a product also takes 3 to 6 us to exchange its sums.

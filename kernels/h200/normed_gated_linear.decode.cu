@@ -1,7 +1,7 @@
 /* atlas
 [launch]
 grid = ["multiprocessors", 1, 1]
-block = 288
+block = "288 + min(1, max_rows // 128) * (TOGETHER - 1) * 96"
 shared = "(130 + min(1, max_rows // 64) * 86) * 1024"
 pdl = true
 [rows]
@@ -13,12 +13,13 @@ out = ["bf16"]
 [scratch]
 bytes = "multiprocessors * 2 * 512 * max_rows"
 [knobs]
-# As in linear.decode.cu.
+# As in gated_linear.decode.cu.
 BLOCKS = "ceil_div(intermediate, 64)"
-EACH = "multiprocessors // BLOCKS"
-EVEN = "min(1, 10 * BLOCKS * EACH // (9 * multiprocessors))"
-RANGES = "multiprocessors - EVEN * (multiprocessors - BLOCKS * EACH)"
-TOGETHER = 1
+TURNS = "ceil_div(BLOCKS, multiprocessors)"
+EACH = "max(1, multiprocessors // BLOCKS)"
+EVEN = "min(1, 5 * BLOCKS * EACH // (4 * TURNS * multiprocessors))"
+RANGES = "multiprocessors - EVEN * (multiprocessors - ceil_div(BLOCKS, TURNS) * EACH)"
+TOGETHER = "1 + EVEN * (1 - TURNS % 2)"
 [layouts]
 x = "tiles"
 weight = "tiles_paired"

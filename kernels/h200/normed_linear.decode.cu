@@ -4,6 +4,7 @@ grid = ["multiprocessors", 1, 1]
 block = 288
 shared = "(130 + min(1, max_rows // 64) * 86) * 1024"
 pdl = true
+cluster = "1 + PAIRS * min(1, max_rows // 32) * min(1, 128 // max_rows)"
 # Few rows: attention is resident beside it.
 resident = "4 - 3 * min(1, max_rows // 64)"
 [rows]
@@ -20,7 +21,8 @@ bytes = "multiprocessors * 2 * 512 * max_rows"
 # As in linear.decode.cu.
 BLOCKS = "ceil_div(n, 128)"
 EACH = "multiprocessors // BLOCKS"
-EVEN = "min(1, 10 * BLOCKS * EACH // (9 * multiprocessors))"
+EVEN = "min(1, 10 * BLOCKS * EACH // (7 * multiprocessors))"
+PAIRS = "EVEN * (1 - EACH % 2)"
 RANGES = "multiprocessors - EVEN * (multiprocessors - BLOCKS * EACH)"
 TOGETHER = 1
 [layouts]

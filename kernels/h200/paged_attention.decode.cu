@@ -121,8 +121,9 @@ struct Feeder {
         atlas::kv_page_offset(block, next.group / kGroupsPerKv, n_kv_heads, kPageBytes);
     ring.empty[slot].wait(parity);
     ring.full[slot].arrive_expect(kPageBytes);
+    // Otherwise the cache's stream throws what products exchange out of the L2 cache.
     atlas::bulk_load(slots + slot * kPageBytes, (values ? v_cache : k_cache) + page, kPageBytes,
-                     ring.full[slot]);
+                     ring.full[slot], atlas::evict_first_policy());
     if (++slot == kPieces) slot = 0, parity ^= 1;
     if (values) {
       next.advance(rows);

@@ -46,6 +46,7 @@ GPU_CASES = [
     for intermediate, k, counts, optional in (
         (320, 576, (1, 2, 3, 4, 7, 8, 16, 17, 32, 64, 100, 128, 256, 300), ()),
         (504, 200, (1, 8, 40, 129), ("bias",)),
+        (14016, 72, (1, 40, 128, 129), ()),  # more row blocks than multiprocessors, an odd number of them
     )
     for rows in counts
 ]

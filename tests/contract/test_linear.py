@@ -44,6 +44,9 @@ GPU_CASES = [
         (320, 576, "bf16", (1, 8, 64, 129), ("bias",)),
         (998, 200, "f32", (1, 129), ("bias",)),
         (998, 200, "bf16", (8, 40), ("bias",)),
+        # On Hopper neighbours add up first what they have of these: of two, four, six or twelve parts.
+        (400, 256, "bf16", (1, 64, 100, 129), ("bias",)),
+        (320, 768, "f32", (1, 32, 33, 64, 65, 121, 128, 129), ()),
     )
     for rows in counts
 ]
@@ -81,14 +84,15 @@ def test_row_does_not_depend_on_the_batch_on_gpus(device, weight: str, rng) -> N
         pytest.skip("a CPU multiplies block formats with linear_a8")
     types = {"x": "f8g128" if weight in E4M3_WEIGHTS else "bf16", "weight": weight, "out": "f32"}
     independent(device, types, (), rng, (1, 2, 8, 16, 17, 64, 128), 256)
+    independent(device, types, (), rng, (1, 24, 40, 64, 104, 128), 256, 768)
 
 
-def independent(device, types, optional, rng, counts: tuple[int, ...], most: int) -> None:
-    whole = case("linear", types, optional=optional, n=320, k=576, rows=most)
+def independent(device, types, optional, rng, counts: tuple[int, ...], most: int, k: int = 576) -> None:
+    whole = case("linear", types, optional=optional, n=320, k=k, rows=most)
     given = inputs(whole, rng)
     expected = device.run(whole, given)["out"][:most]
     for rows in counts:
-        part = case("linear", types, optional=optional, n=320, k=576, rows=rows)
+        part = case("linear", types, optional=optional, n=320, k=k, rows=rows)
         for begin in (0, most - rows):
             x = first_rows(given["x"], begin, begin + rows)
             actual = device.run(part, {**given, "x": x})["out"][:rows]

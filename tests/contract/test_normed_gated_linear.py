@@ -30,6 +30,7 @@ CASES = [
         (320, 576, (1, 2, 3, 4, 7, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 256), ()),
         (504, 200, (1, 8, 40, 129), ("bias",)),
         (9000, 256, (2, 24, 128), ()),
+        (14016, 72, (8, 129), ()),  # more row blocks than multiprocessors, an odd number of them
     )
     for rows in counts
 ]

@@ -54,7 +54,7 @@ def test_matches_reference(device, case: Case, rng) -> None:
     assert device.check(case, inputs(case, rng)) <= 1.0
 
 
-@pytest.mark.parametrize("n", [576, 8960])
+@pytest.mark.parametrize("n", [576, 4096, 8960])
 @pytest.mark.parametrize("types", TYPES[:4], ids=lambda t: "-".join(t.values()))
 def test_row_does_not_depend_on_the_batch(device, types: dict[str, str], n: int, rng) -> None:
     whole = residual(types, n, 576, 256)

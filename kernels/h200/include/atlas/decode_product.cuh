@@ -19,6 +19,7 @@
 
 #include "atlas/async_copy.cuh"
 #include "atlas/bulk_copy.cuh"
+#include "atlas/cluster.cuh"
 #include "atlas/decode_weights.cuh"
 #include "atlas/pdl.cuh"
 
@@ -29,8 +30,9 @@ __host__ __device__ constexpr int decode_threads(bool moves_registers, int sides
   return sides * kConsumers + (moves_registers ? kWarpgroup : 32);
 }
 
-// kRowBlocks of kTiles tiles of k in kRanges_ ranges, for kPasses times N tokens.
-template <class Weights_, int kPasses_, int kRowBlocks, int kTiles, int kRanges_>
+// kRowBlocks of kTiles tiles of k in kRanges_ ranges, for kPasses times N tokens. kCluster: thread
+// blocks of a cluster, 1 or 2.
+template <class Weights_, int kPasses_, int kRowBlocks, int kTiles, int kRanges_, int kCluster>
 struct DecodeSplit {
   using Weights = Weights_;
   static constexpr int kN = Weights::kTokens, kPasses = kPasses_;
@@ -40,8 +42,12 @@ struct DecodeSplit {
   static constexpr int kUnits = (kTiles + Weights::kUnit - 1) / Weights::kUnit;
   static constexpr int kGroups = (kRowBlocks + kOfGroup - 1) / kOfGroup;
   static constexpr int kTotal = kGroups * kUnits, kRanges = kRanges_ < kTotal ? kRanges_ : kTotal;
-  // Whether ranges end with groups: each group then has the same number of them, all its own.
+  // Whether ranges end with groups, kEach with each.
   static constexpr bool kEven = kRanges % kGroups == 0;
+  static constexpr int kEach = kEven ? kRanges / kGroups : 0;
+  // Whether a group's sums are added up two by two, and whether a cluster has such a pair.
+  static constexpr bool kByPairs = kEven && kEach % 2 == 0, kPaired = kByPairs && kCluster == 2;
+  static_assert(!kPaired || kPasses == 1, "a pair trades the sums of one group, once");
   static_assert(Weights::kUnit % Weights::kSpan == 0, "a unit is whole slots");
   static_assert(static_cast<long long>(kTotal) * (kRanges + 1) < 1ll << 31, "ranges fit in an int");
 
@@ -54,10 +60,10 @@ struct DecodeSplit {
   __device__ static int range_of(int unit) { return ((unit + 1) * kRanges - 1) / kTotal; }
   // The ranges that have a part of a group.
   __device__ static int first_range(int group) {
-    return kEven ? group * (kRanges / kGroups) : range_of(group * kUnits);
+    return kEven ? group * kEach : range_of(group * kUnits);
   }
   __device__ static int last_range(int group) {
-    return kEven ? (group + 1) * (kRanges / kGroups) - 1 : range_of(group * kUnits + kUnits - 1);
+    return kEven ? group * kEach + kEach - 1 : range_of(group * kUnits + kUnits - 1);
   }
   __device__ static int first_group(int range) { return start(range) / kUnits; }
 };
@@ -120,6 +126,7 @@ class DecodeProduct {
       publish_barriers();
     }
     __syncthreads();
+    if constexpr (Split::kPaired) cluster_arrive();
   }
 
   __device__ bool is_producer() const { return threadIdx.x >= kThreads; }
@@ -137,6 +144,7 @@ class DecodeProduct {
       }
     }
     __syncwarp();
+    if constexpr (Split::kPaired) cluster_wait();
     wait_for_inputs();
     if (chosen) {
       for (int slot = 0; slot < early; ++slot) {
@@ -163,6 +171,7 @@ class DecodeProduct {
   // The warpgroups, first of all.
   __device__ void start_consumers() const {
     if constexpr (Weights::kMovesRegisters) take_registers<kSides == 1 ? 224 : 112>();
+    if constexpr (Split::kPaired) cluster_wait();
     wait_for_inputs();
   }
 

@@ -48,7 +48,7 @@ struct Bf16Weights {
   static constexpr int kTile = kTileBytes, kTail = 0, kSpan = 1, kUnit = 1;
   // Few tokens: the ring is short of data, so a slot is given back at once. Many: products overlap.
   static constexpr int kLag = kN < 64 ? 0 : 1;
-  static constexpr bool kScaled = false, kMovesRegisters = false;
+  static constexpr bool kScaled = false, kMovesRegisters = kN * kTogether == 256;
   float sum[kTogether][kN / 2];
 
   __device__ void begin(const unsigned char* const (& /*tails*/)[kTogether]) {

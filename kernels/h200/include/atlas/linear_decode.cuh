@@ -16,7 +16,8 @@ constexpr int kColumns = constants::n, kTiles = ceil_div(constants::k, atlas::kT
 using Weights = atlas::InstanceWeights<kTiles>;
 constexpr int kN = Weights::kTokens, kTogether = Weights::kTogether;
 constexpr int kBlocks = ceil_div(kColumns, atlas::kTileRows);
-using Split = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES>;
+using Split =
+    atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES, launch::cluster>;
 #ifdef ATLAS_TYPE_SQUARES_F32
 using Factors = atlas::RowFactors<launch::max_rows, ceil_div(constants::k, atlas::kTileRows),
                                   Weights::kSides * atlas::kConsumers>;
@@ -24,7 +25,9 @@ using Factors = atlas::RowFactors<launch::max_rows, ceil_div(constants::k, atlas
 using Factors = atlas::NoRowFactors;
 #endif
 constexpr bool kNormed = Factors::kBytes > 0;
-using Product = atlas::DecodeProduct<Split, launch::shared, Factors::kBytes>;
+using Pair = atlas::PairedSums<Split>;
+constexpr int kRest = Factors::kBytes + Pair::kBytes;
+using Product = atlas::DecodeProduct<Split, launch::shared, kRest>;
 using Sums = atlas::SharedSums<Split>;
 static_assert(launch::block == atlas::decode_threads(Weights::kMovesRegisters, Weights::kSides),
               "consumers and those who copy");
@@ -126,13 +129,14 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
 #endif
   const int rows = *n_rows;
   const auto* weights = reinterpret_cast<const unsigned char*>(weight);
+  const Pair pair(shared_memory + launch::shared - kRest);
   Product product(shared_memory);
   if (product.is_producer()) {
     product.produce(weights, reinterpret_cast<const unsigned char*>(x));
   } else {
     product.start_consumers();
     const Factors factors(shared_memory + launch::shared - Factors::kBytes, squares, rows);
-    const Sums shared(scratch, shared_memory);
+    const Sums shared(scratch, shared_memory, pair);
     product.consume(weights, [&](int group, int pass, float (&sums)[kTogether][kN / 2]) {
       const int before = pass * kN, left = min(rows - before, kN);
       const Store store{bias, factors, out, before, left, group};

@@ -16,7 +16,9 @@ constexpr int kColumns = constants::n, kTiles = ceil_div(constants::k, atlas::kT
 using Weights = atlas::InstanceWeights<kTiles>;
 constexpr int kN = Weights::kTokens;
 constexpr int kBlocks = ceil_div(kColumns, atlas::kTileRows);
-using Split = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES>;
+using Split =
+    atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES, launch::cluster>;
+using Pair = atlas::PairedSums<Split>;
 using Sums = atlas::SharedSums<Split>;
 constexpr bool kF8Out = atlas::same_type<types::out, unsigned char>;
 static_assert(Split::kOfGroup == 1, "a group is a row block");
@@ -34,7 +36,7 @@ constexpr int kPartials = 8 * kOwn * kWarps * 4;
 constexpr int kStaged = 8 * kOwn * kChunks * kChunkBytes;
 constexpr int kRest = (kF8Out ? 2 : 1) * kPartials + kWarps * kStaged;
 static_assert(8 * kOwn <= 32, "a lane for each token");
-using Product = atlas::DecodeProduct<Split, launch::shared, kRest>;
+using Product = atlas::DecodeProduct<Split, launch::shared, kRest + Pair::kBytes>;
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
@@ -207,12 +209,13 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
   atlas::launch_dependents();
   const int rows = *n_rows;
   const auto* weights = reinterpret_cast<const unsigned char*>(weight);
+  const Pair pair(shared_memory + launch::shared - kRest - Pair::kBytes);
   Product product(shared_memory);
   if (product.is_producer()) {
     product.produce(weights, reinterpret_cast<const unsigned char*>(x));
   } else {
     product.start_consumers();
-    const Sums shared(scratch, shared_memory);
+    const Sums shared(scratch, shared_memory, pair);
     product.consume(weights, [&](int group, int pass, float (&sums)[1][kN / 2]) {
       const int before = pass * kN, left = min(rows - before, kN);
       auto* tiles =

@@ -11,10 +11,13 @@
 // ones), and whoever has read it writes zero again. No flags, no fences: one trip to the L2 cache
 // each way.
 //
+// Where every group has the same even number of ranges, neighbours' parts are added up first: a
+// cluster of two may do that without scratch (paired_sums.cuh), and the pairs are what meets here.
+//
 // Thread blocks wait for one another, so all must be resident: a launch has one per multiprocessor.
 #pragma once
 
-#include "atlas/decode_product.cuh"
+#include "atlas/paired_sums.cuh"
 
 namespace atlas {
 
@@ -35,9 +38,11 @@ class SharedSums {
   static constexpr int kShared = kShort || kMostShared < kTogether ? 1 : kMostShared / kTogether;
 
   // `spare`: shared memory of which nobody needs the contents once the last slot is summed up.
-  __device__ SharedSums(unsigned char* scratch, unsigned char* spare)
+  __device__ SharedSums(unsigned char* scratch, unsigned char* spare,
+                        const PairedSums<Split>& pair = PairedSums<Split>())
       : parts_(reinterpret_cast<uint4*>(scratch) + Split::side() * kSide + Split::consumer()),
-        kept_(reinterpret_cast<uint4*>(spare) + Split::side() * kKept + Split::consumer()) {}
+        kept_(reinterpret_cast<uint4*>(spare) + Split::side() * kKept + Split::consumer()),
+        pair_(pair) {}
 
   // Adds the sums of the other ranges that have a part of the group to those of this thread
   // block's, and gives a share of the `rows` tokens; others give the rest. `sum` is used up.
@@ -46,6 +51,10 @@ class SharedSums {
                          Give give) const {
     const int range = blockIdx.x, first = Split::first_range(group);
     const int last = Split::last_range(group);
+    if constexpr (Split::kPaired) {
+      finish_pair(range, first, last, sum, rows, give);
+      return;
+    }
     // Whether the first range has begun the group before it came to its own first.
     const bool begun = !Split::kEven && first != last && Split::first_group(first) < group;
     const int finishers = last - first + (begun ? 0 : 1);
@@ -64,19 +73,65 @@ class SharedSums {
         }
         return;
       }
-      // All is summed up. A side may still be giving, with a barrier of its own.
-      if (kKeeps && 8 * mine < rows) named_barrier(3, Split::kSides * kConsumers);
-      put(part(range, false, pass), sum, rows, kKeeps ? mine : -1, finishers);
-      give_shared(first, last, begun, mine, finishers, pass, rows, give);
+      share(first, last, begun, mine, finishers, pass, sum, rows, give);
     }
   }
 
  private:
+  // The sums of every second eight of a pair.
+  template <class Give>
+  struct OfPair {
+    static constexpr int kOwn = Give::kOwn < kN / 16 ? Give::kOwn : kN / 16;
+    Give give;
+    int rank;
+
+    template <int kCount>
+    __device__ auto fetch(int start, int step) const {
+      return give.template fetch<kCount>(2 * start + rank, 2 * step);
+    }
+    template <int kCount, class Fetched>
+    __device__ void operator()(int start, int step, const float4 (&sums)[kCount][kTogether],
+                               const Fetched& fetched) const {
+      give(2 * start + rank, 2 * step, sums, fetched);
+    }
+  };
+
+  template <class Give>
+  __device__ void finish_pair(int range, int first, int last, const float (&sum)[kTogether][kN / 2],
+                              int rows, Give give) const {
+    const int rank = range % 2, eights = ((rows + 7) / 8 + 1 - rank) / 2;
+    float both[kTogether][kN / 4];
+    pair_.trade(sum, both);
+    const OfPair<Give> of_pair{give, rank};
+    if constexpr (Split::kEach == 2) {
+      give_own(both, 8 * eights, of_pair);
+    } else {
+      share(first + rank, last - 1 + rank, false, (range - first) / 2, Split::kEach / 2, 0, both,
+            8 * eights, of_pair);
+    }
+  }
+
+  // Leaves sums for the others that finish the group and takes what they leave.
+  template <int kSums, class Give>
+  __device__ void share(int first, int last, bool begun, int mine, int finishers, int pass,
+                        const float (&sum)[kTogether][kSums], int rows, Give give) const {
+    // All is summed up. A side may still be giving, with a barrier of its own.
+    if (kKeeps && 8 * mine < rows) named_barrier(3, Split::kSides * kConsumers);
+    put(part(blockIdx.x, false, pass), sum, rows, kKeeps ? mine : -1, finishers);
+    give_shared(first, last, begun, mine, finishers, pass, rows, give);
+  }
+
   // Whether a thread block keeps its own share of its sums: between passes nothing is spare.
   static constexpr bool kKeeps = Split::kPasses == 1;
   // Of eight tokens the first finisher gives everything, and has its own in registers.
   static constexpr bool kHolds = kN == 8;
-  static constexpr int kAtOnce = kN <= 32 || kShort ? 4 : 12 / (kShared * kTogether);
+  static constexpr int kMost =
+      kN <= 32 || kShort ? 4 : (Split::kByPairs ? 8 : 12) / (kShared * kTogether);
+  // Ranges from one part that is read to the next; whether two of them are added up first.
+  static constexpr int kRanges = Split::kPaired ? 2 : 1, kParts = Split::kEach / kRanges;
+  static constexpr bool kByPairs = Split::kByPairs && Split::kEach > 2 && !Split::kPaired;
+  static constexpr int kAtOnce = kParts > 0 && kParts < kMost ? kParts : kMost;
+  static_assert(!kByPairs || kAtOnce % 2 == 0, "pairs are read together");
   // Of four sums a thread: of a row block, of a part, from a range to the next; of what is kept.
   static constexpr int kBlock = kN / 8 * kConsumers, kSide = kTogether * kBlock;
   static constexpr int kPass = Split::kSides * kSide, kPart = Split::kPasses * kPass;
@@ -92,11 +147,12 @@ class SharedSums {
   }
 
   // Leaves sums in scratch, but for every `step`-th eight from `mine` on, which stays here.
-  __device__ void put(uint4* to, const float (&sum)[kTogether][kN / 2], int rows, int mine,
+  template <int kSums>
+  __device__ void put(uint4* to, const float (&sum)[kTogether][kSums], int rows, int mine,
                       int step) const {
     int next = mine, n = 0;
 #pragma unroll
-    for (int j = 0; j < kN / 8; ++j) {
+    for (int j = 0; j < kSums / 4; ++j) {
       if (8 * j >= rows) break;
       const bool stays = j == next;
 #pragma unroll
@@ -158,8 +214,8 @@ class SharedSums {
 
   // Everything, in a loop that moves registers along: unrolled, its code takes longer to come than
   // to run.
-  template <class Give>
-  __device__ static void give_own(float (&sum)[kTogether][kN / 2], int rows, Give give) {
+  template <int kSums, class Give>
+  __device__ static void give_own(float (&sum)[kTogether][kSums], int rows, Give give) {
     constexpr int kOwn = Give::kOwn;
 #pragma unroll 1
     for (int start = 0; 8 * start < rows; start += kOwn) {
@@ -174,11 +230,11 @@ class SharedSums {
         }
       }
       give(start, 1, sums, fetched);
-      if constexpr (kOwn < kN / 8) {
+      if constexpr (4 * kOwn < kSums) {
 #pragma unroll
         for (int block = 0; block < kTogether; ++block) {
 #pragma unroll
-          for (int i = 0; i + 4 * kOwn < kN / 2; ++i) sum[block][i] = sum[block][i + 4 * kOwn];
+          for (int i = 0; i + 4 * kOwn < kSums; ++i) sum[block][i] = sum[block][i + 4 * kOwn];
         }
       } else {
         break;
@@ -186,8 +242,9 @@ class SharedSums {
     }
   }
 
-  // This thread block's share of the tokens, from all parts. All reads are under way together;
-  // while parts are missing, all of these are asked for, or of many tokens, to be quiet, only one.
+  // This thread block's share of the tokens, from all parts: of pairs, those of the same half. All
+  // reads are under way together; while parts are missing, all of these are asked for, or of many
+  // tokens, to be quiet, only one.
   template <class Give>
   __device__ void give_shared(int first, int last, bool begun, int mine, int step, int pass,
                               int rows, Give give) const {
@@ -205,17 +262,17 @@ class SharedSums {
         }
       }
 #pragma unroll 1
-      for (int from = first; from <= last; from += kAtOnce) {
+      for (int from = first; from <= last; from += kAtOnce * kRanges) {
         uint4* const parts = part(from, false, pass);
         const int offset = begun && from == first ? kPart : 0,
-                  own = kKeeps ? static_cast<int>(blockIdx.x) - from : -1;
+                  own = kKeeps ? (static_cast<int>(blockIdx.x) - from) / kRanges : -1;
         const auto at = [&](int i, int n, int block) {
-          uint4* there = parts + (i == 0 ? offset : i * kRange) + block * kBlock +
+          uint4* there = parts + (i == 0 ? offset : i * kRanges * kRange) + block * kBlock +
                          (start + n * step) * kConsumers;
           return i == own ? kept(before + n, block) : there;
         };
         const auto wanted = [&](int i, int n) {
-          return i <= last - from && start + n * step < eights;
+          return i * kRanges <= last - from && start + n * step < eights;
         };
         uint4 found[kAtOnce][kShared][kTogether] = {};
         for (;;) {
@@ -236,7 +293,11 @@ class SharedSums {
         }
         each([&](int i, int n, int block) {
           if (!wanted(i, n)) return;
-          add(sums[n][block], found[i][n][block]);
+          if constexpr (!kByPairs) {
+            add(sums[n][block], found[i][n][block]);
+          } else if (i % 2 != 0) {
+            add(sums[n][block], found[i - 1][n][block], found[i][n][block]);
+          }
           store(at(i, n, block), uint4{});
         });
       }
@@ -249,24 +310,40 @@ class SharedSums {
   template <class Give>
   __device__ void give_held(int first, int last, bool begun, const float (&sum)[kTogether][kN / 2],
                             Give give) const {
-    constexpr int kMost = 3;
     const auto fetched = give.template fetch<1>(0, 1);
     float4 sums[1][kTogether];
 #pragma unroll
     for (float4& four : sums[0]) four = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);  // as above
-    if (begun) add_parts<1>(part(first, true, 0), 1, sums[0]);
-#pragma unroll
-    for (int block = 0; block < kTogether; ++block) add(sums[0][block], inverted(sum[block]));
+    if constexpr (kByPairs) {
 #pragma unroll 1
-    for (int from = blockIdx.x + 1; from <= last; from += kMost) {
-      add_parts<kMost>(part(from, false, 0), last - from + 1, sums[0]);
+      for (int from = first; from <= last; from += 4) {
+        uint4 found[4][kTogether] = {};
+#pragma unroll
+        for (int block = 0; block < kTogether; ++block) {
+          if (from == first) found[0][block] = inverted(sum[block]);
+        }
+        add_parts(part(from, false, 0), last - from + 1, found, sums[0]);
+      }
+    } else {
+      if (begun) {
+        uint4 found[1][kTogether] = {};
+        add_parts(part(first, true, 0), 1, found, sums[0]);
+      }
+#pragma unroll
+      for (int block = 0; block < kTogether; ++block) add(sums[0][block], inverted(sum[block]));
+#pragma unroll 1
+      for (int from = blockIdx.x + 1; from <= last; from += 3) {
+        uint4 found[3][kTogether] = {};
+        add_parts(part(from, false, 0), last - from + 1, found, sums[0]);
+      }
     }
     give(0, 1, sums, fetched);
   }
-  // Adds the parts of `count` ranges, of the first kMost, which are asked for together.
+  // Adds the parts of `count` ranges, of the first kMost. What is not found yet is asked for
+  // together.
   template <int kMost>
-  __device__ static void add_parts(uint4* from, int count, float4 (&sums)[kTogether]) {
-    uint4 found[kMost][kTogether] = {};
+  __device__ static void add_parts(uint4* from, int count, uint4 (&found)[kMost][kTogether],
+                                   float4 (&sums)[kTogether]) {
     bool missing = true;
     while (missing) {
       missing = false;
@@ -283,8 +360,13 @@ class SharedSums {
     }
 #pragma unroll
     for (int i = 0; i < kMost * kTogether; ++i) {
-      if (i / kTogether >= count) break;
-      add(sums[i % kTogether], found[i / kTogether][i % kTogether]);
+      const int range = i / kTogether, block = i % kTogether;
+      if (range >= count) break;
+      if constexpr (!kByPairs) {
+        add(sums[block], found[range][block]);
+      } else if (range % 2 != 0) {
+        add(sums[block], found[range - 1][block], found[range][block]);
+      }
       store(from + i / kTogether * kRange + i % kTogether * kBlock, uint4{});
     }
   }
@@ -306,6 +388,15 @@ class SharedSums {
     to.z += __uint_as_float(~part.z);
     to.w += __uint_as_float(~part.w);
   }
+  __device__ static void add(float4& to, const uint4& one, const uint4& other) {
+    float4 both = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
+    add(both, one);
+    add(both, other);
+    to.x += both.x;
+    to.y += both.y;
+    to.z += both.z;
+    to.w += both.w;
+  }
   __device__ static bool there(const uint4& four) {
     return min(min(four.x, four.y), min(four.z, four.w)) != 0;
   }
@@ -324,6 +415,7 @@ class SharedSums {
   }
 
   uint4 *parts_, *kept_;  // as this thread sees them
+  PairedSums<Split> pair_;
 };
 
 }  // namespace atlas
