@@ -55,20 +55,16 @@ def build(
     recorded = {**selection, "targets": ",".join(target.name for target in selected)}
     blob = ImageBlob()
     gpu = [target for target in selected if target.hardware.kind != "cpu"]
-    entries = _compile_all(root, [(t, closure(t), t.hardware.arch) for t in gpu], jobs, blob, report) if gpu else []
+    wanted = [(target, closure(target), target.hardware.arch) for target in gpu]
+    entries = _compile_all(root, wanted, jobs, blob, report, _check_layouts) if gpu else []
     by_target = dict(zip((target.name for target in gpu), entries, strict=True))
     sets = []
     for target in selected:
         if target.hardware.kind == "cpu":
             sets.append(_cpu_set(root, target))
             continue
-        family = family_of(target.facts)
-        config = family.configure(target.facts, Shard())
-        shape_hash = config.shape.hash()
+        shape_hash = family_of(target.facts).configure(target.facts, Shard()).shape.hash()
         hardware, kernels = target.hardware, by_target[target.name]
-        roles, has = recipe(target.quant, hardware.kind), status.has_kernel(target)
-        programs = fusion.record(family, config, roles, hardware.kind, has=has)
-        memory_plan.buffer_layouts(programs, {kernel.name: kernel for kernel in kernels})
         sets.append(
             KernelSet(
                 hardware.name,
@@ -89,6 +85,13 @@ def build(
 
         compiler, flags = cuda.compiler_version(), cuda.OPTIONS
     return Manifest(tuple(sets), tuple(blob.images), compiler, flags=flags, selection=recorded), bytes(blob.data)
+
+
+def _check_layouts(target: Target, kernels: Sequence[KernelEntry]) -> None:
+    family, kind = family_of(target.facts), target.hardware.kind
+    config = family.configure(target.facts, Shard())
+    programs = fusion.record(family, config, recipe(target.quant, kind), kind, has=status.has_kernel(target))
+    memory_plan.buffer_layouts(programs, {kernel.name: kernel for kernel in kernels})
 
 
 def embed_choice(environment: Mapping[str, str] = os.environ) -> str:
@@ -136,8 +139,10 @@ def _compile_all(
     jobs: int,
     blob: ImageBlob,
     report: Callable[[str], None],
+    check: Callable[[Target, Sequence[KernelEntry]], None] = lambda target, kernels: None,
 ) -> list[tuple[KernelEntry, ...]]:
-    """Entries of several targets' kernels. What targets share is compiled once."""
+    """Entries of several targets' kernels. What targets share is compiled once. check: called with a target's kernels
+    while they are being compiled."""
     from atlas.build import kernel_job
 
     embed = embed_choice()
@@ -148,6 +153,8 @@ def _compile_all(
             for variants in planned[-1]:
                 for job in variants:
                     compiler.start(job)
+        for (target, _, _), kernels_of_target in zip(wanted, planned, strict=True):
+            check(target, [kernel_job.planned_entry(variants) for variants in kernels_of_target])
         entries = []
         for kernels_of_target in planned:
             # In the keys' order, whichever thread was done first: the same build gives the same bytes.

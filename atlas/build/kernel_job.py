@@ -229,18 +229,25 @@ def check(job: Job, compiled: Compiled) -> None:
         )
 
 
-def entry(
-    variants: Sequence[tuple[Job, Compiled]], add_image: Callable[[bytes], int], embed: str, name: str = ""
-) -> KernelEntry:
-    """The manifest entry of one kernel from all of its variants, each checked. `embed`: cubin, ptx or both."""
-    first = variants[0][0]
-    for job, compiled in variants:
-        check(job, compiled)
+def planned_entry(jobs: Sequence[Job], name: str = "") -> KernelEntry:
+    """The manifest entry of one kernel as far as it is known before its variants are compiled."""
+    first = jobs[0]
     return KernelEntry(
         name=name or first.key.name(),
         op=first.key.op,
         contract=OPS[first.key.op].contract_hash(),
         layouts=dict(first.layouts),
+    )
+
+
+def entry(
+    variants: Sequence[tuple[Job, Compiled]], add_image: Callable[[bytes], int], embed: str, name: str = ""
+) -> KernelEntry:
+    """The manifest entry of one kernel from all of its variants, each checked. `embed`: cubin, ptx or both."""
+    for job, compiled in variants:
+        check(job, compiled)
+    return dataclasses.replace(
+        planned_entry([job for job, _ in variants], name),
         variants=tuple(_variant(job, compiled, add_image, embed) for job, compiled in variants),
     )
 
