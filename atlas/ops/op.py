@@ -84,7 +84,11 @@ class Op:
     float_constants: tuple[str, ...] = ()
 
     def operand(self, name: str) -> Operand:
-        return next(operand for operand in self.operands if operand.name == name)
+        return self._operands[name]
+
+    @functools.cached_property  # asked for by each operand of each launch
+    def _operands(self) -> dict[str, Operand]:
+        return {operand.name: operand for operand in self.operands}
 
     def bound(self, output: str, dtypes: Mapping[str, str]) -> Tolerance:
         """The tolerance of an output of dtype `output` in a launch whose operands have these dtypes."""

@@ -160,8 +160,9 @@ def _needed(
 ) -> tuple[Mapping[KernelKey, tuple[str, ...]], str]:
     """Every kernel of a model's programs under a recipe, or why they cannot be recorded."""
     asked = _Asked(json.dumps(config, sort_keys=True), quant, kind, tuple(sorted(stored.items())))
-    there = frozenset(filter(has, _optional(asked))) if kind == "cuda" else frozenset()
-    return _closure(asked, there)
+    optional, plain = _without(asked)
+    there = frozenset(filter(has, optional))
+    return _closure(asked, there) if there else plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,26 +175,29 @@ class _Asked:
     stored: tuple[tuple[str, str], ...]
 
 
+_Needed = tuple[Mapping[KernelKey, tuple[str, ...]], str]
+
+
 @functools.cache
-def _optional(asked: _Asked) -> tuple[KernelKey, ...]:
-    """The kernels that a model's programs use where there are some."""
+def _without(asked: _Asked) -> tuple[tuple[KernelKey, ...], _Needed]:
+    """The kernels that a model's programs use where there are some, and _needed where there are none."""
     found: dict[KernelKey, None] = {}
 
     def note(key: KernelKey) -> bool:
         found[key] = None
         return False
 
-    _record(asked, note)
-    return tuple(found)
+    needed = _record(asked, note)
+    return tuple(found), needed
 
 
 @functools.cache
-def _closure(asked: _Asked, there: frozenset[KernelKey]) -> tuple[Mapping[KernelKey, tuple[str, ...]], str]:
+def _closure(asked: _Asked, there: frozenset[KernelKey]) -> _Needed:
     """_needed, with those kernels that are there of the ones that a program may do without."""
     return _record(asked, there.__contains__)
 
 
-def _record(asked: _Asked, has: HasKernel) -> tuple[Mapping[KernelKey, tuple[str, ...]], str]:
+def _record(asked: _Asked, has: HasKernel) -> _Needed:
     document, kind = json.loads(asked.config), asked.kind
     family = family_of(document)
     try:
