@@ -58,14 +58,18 @@ Variant variant_of(const py::dict& d) {
   return variant;
 }
 
+std::vector<size_t> offsets(const std::vector<std::optional<size_t>>& given) {
+  std::vector<size_t> result;
+  for (const auto& offset : given) result.push_back(offset.value_or(kNoOperand));
+  return result;
+}
+
 LaunchSpec launch_spec(const py::dict& d) {
   LaunchSpec spec;
   spec.name = d["name"].cast<std::string>();
   spec.op = d["op"].cast<std::string>();
   spec.phase = d["phase"].cast<int>();
-  for (const auto& offset : d["operands"].cast<std::vector<std::optional<size_t>>>()) {
-    spec.operands.push_back(offset.value_or(kNoOperand));
-  }
+  spec.operands = offsets(d["operands"].cast<std::vector<std::optional<size_t>>>());
   spec.dims = d["dims"].cast<std::vector<int>>();
   for (const py::handle& item : d["constants"].cast<py::list>()) {
     Constant constant;
@@ -186,6 +190,11 @@ PYBIND11_MODULE(_core, m) {
              self.begin_step(offset, view.info.ptr, bytes);
            })
       .def("run", &Backend::run, py::call_guard<py::gil_scoped_release>())
+      .def("run_on",
+           [](Backend& self, int program, size_t launch,
+              const std::vector<std::optional<size_t>>& operands) {
+             self.run_on(program, launch, offsets(operands));
+           })
       .def("capture",
            [](Backend& self, int program, size_t offset, const std::vector<int32_t>& header) {
              if (header.size() != kHeaderWords) throw py::value_error("not a step header");

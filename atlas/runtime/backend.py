@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,6 +95,11 @@ class Backend(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Wait for work in flight."""
+
+    def run_on(self, handle: int, index: int, operands: Sequence[int | None]) -> None:
+        """Run one launch on other operands, now and later: offsets in the arena, in the contract's order, None where it
+        has none. Only a GPU's backend can."""
+        raise NotImplementedError
 
     # For devices that work beside the host. What stands here is right for those that do not.
 

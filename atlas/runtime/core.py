@@ -163,6 +163,9 @@ class CoreBackend(Backend):
     def run(self, handle: int, begin: int, end: int) -> None:
         self._core.run(handle, begin, end)
 
+    def run_on(self, handle: int, index: int, operands: Sequence[int | None]) -> None:
+        self._core.run_on(handle, index, operands)
+
     def run_timed(self, handle: int, begin: int, end: int) -> list[float]:
         """run(), and the seconds that each launch took alone, nothing overlapping it."""
         seconds: list[float] = self._core.run_timed(handle, begin, end)

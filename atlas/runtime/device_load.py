@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,46 +21,41 @@ LEAST_SLOTS = 4
 class DeviceLoad:
     """Takes runs in order. All methods belong to the thread that calls the backend.
 
-    slot_bytes: of a run, at most; 0 where the workspace has no room.
+    slot_bytes: of a run, at most; 0 where the device makes nothing, or the workspace has no room.
     """
 
-    def __init__(self, backend: Backend, bound: BoundProgram, weights: int, most_bytes: int) -> None:
-        """weights: how many there are.  most_bytes: of a run of any."""
+    def __init__(self, backend: Backend, bound: BoundProgram, weights: Sequence[str], most_bytes: int) -> None:
+        """most_bytes: of a run of any of the weights."""
         self._faults, end = bound.plan.regions["workspace"]
-        begin = self._faults + _aligned(4 * weights)
-        self.slot_bytes = max(0, min(_aligned(most_bytes), (end - begin) // LEAST_SLOTS // ALIGNMENT * ALIGNMENT))
+        program, self._launch = load_program.bind(bound, weights, self._faults)
+        begin = self._faults + _aligned(4 * len(weights))
+        room = (end - begin) // LEAST_SLOTS // ALIGNMENT * ALIGNMENT if self._launch else 0
+        self.slot_bytes = max(0, min(_aligned(most_bytes), room))
         count = min(SLOTS, (end - begin) // self.slot_bytes) if self.slot_bytes else 0
         self._slots = [begin + i * self.slot_bytes for i in range(count)]
-        self._backend, self._bound, self._weights = backend, bound, weights
+        self._backend, self._weights, self._sent, self._rows = backend, len(weights), 0, 0
         if self._slots:
-            backend.fill(self._faults, 0, 4 * weights)
-        self._launches: deque[tuple[int, int, load_program.Rows]] = deque()
-        self._expected = self._sent = self._rows = 0
+            backend.fill(self._faults, 0, 4 * len(weights))
+            self._handle = backend.load(program)
         self._header = bound.plan.offsets["step.header"]
         self._headers: dict[int, memoryview] = {}
 
-    def expect(self, weight: int, runs: Sequence[load_program.Rows]) -> None:
-        """Load what makes the next runs, of the weight of that number: while others are being read."""
-        slots = [self._slots[(self._expected + i) % len(self._slots)] for i in range(len(runs))]
-        handle = self._backend.load(load_program.bind(self._bound, runs, slots, self._faults + 4 * weight))
-        self._launches += [(handle, i, run) for i, run in enumerate(runs)]
-        self._expected += len(runs)
-
-    def send(self, uploads: Uploads, slot: Slot) -> None:
-        """Copy the next run's rows and start its launch."""
-        handle, index, run = self._launches.popleft()
+    def send(self, uploads: Uploads, slot: Slot, run: load_program.Rows) -> None:
+        """Copy a run's rows and start its launch."""
         half = max(1, len(self._slots) // 2)
         if self._sent >= half and self._sent % half == 0:
             # Whoever had the next slots before is through with them. Not for each run: its copy would wait for the
             # launch right before it, and the link would be idle meanwhile.
             self._backend.order_uploads()
-        uploads.send(self._slots[self._sent % len(self._slots)], slot)
+        place = self._slots[self._sent % len(self._slots)]
+        uploads.send(place, slot)
         self._backend.order_runs()
         rows = slot.used // (2 * run.k)
         if rows != self._rows:
             self._backend.begin_step(self._header, self._step(rows), 4 * HEADER_WORDS)
             self._rows = rows
-        self._backend.run(handle, index, index + 1)
+        launch = self._launch[load_program.kernel(run.dtype, run.k)]
+        self._backend.run_on(self._handle, launch, run.operands(place, self._faults))
         self._sent += 1
 
     def faulty(self) -> Sequence[int]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from atlas.ops import OPS
-from atlas.runtime.program import KernelKey, Launch, Program, StepPrograms
+from atlas.runtime.program import Buffer, KernelKey, Launch, Program, StepPrograms
 
 if TYPE_CHECKING:
     from atlas.runtime.backend import BoundProgram
@@ -43,28 +43,42 @@ def kernel(dtype: str, k: int) -> str:
 
 def keys(programs: StepPrograms) -> list[KernelKey]:
     """Every kernel that loading a GPU's weights needs."""
-    matrices = [b for b in programs.buffers.values() if b.kind == "weight" and len(b.shape) == 2 and b.dtype in FORMATS]
-    return list(dict.fromkeys(key(buffer.dtype, int(buffer.shape[1])) for buffer in matrices))
+    return list(dict.fromkeys(filter(None, (maker(b) for b in programs.buffers.values() if b.kind == "weight"))))
+
+
+def maker(buffer: Buffer) -> KernelKey | None:
+    """The kernel that makes rows of a weight, if there can be one."""
+    if len(buffer.shape) != 2 or buffer.dtype not in FORMATS:
+        return None
+    return key(buffer.dtype, int(buffer.extents({})[1]))
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """A run of whole rows: k elements of SOURCE each, made `dtype` at arena offset `out`."""
+    """A run of whole rows of a weight, by its number: k elements of SOURCE each, made `dtype` at arena offset `out`."""
 
     dtype: str
     k: int
     out: int
+    weight: int
+
+    def operands(self, slot: int, faults: int) -> list[int | None]:
+        """Of its launch: it reads rows at the offset `slot`, and says in its weight's word from the offset `faults` on
+        if they are not all finite."""
+        return [slot, self.out, faults + 4 * self.weight if watched(self.dtype) else None]
 
 
-def bind(bound: BoundProgram, runs: Sequence[Rows], slots: Sequence[int], fault: int) -> BoundProgram:
-    """A program of one launch a run; run i takes its rows from the arena offset `slots[i]`. All say in the word at the
-    offset `fault` if rows are not all finite."""
-    launches, offsets = [], {"load.fault": fault}
-    for i, (run, slot) in enumerate(zip(runs, slots, strict=True)):
-        offsets |= {f"load.slot.{i}": slot, f"load.out.{i}": run.out}
-        operands = [("x", f"load.slot.{i}"), ("out", f"load.out.{i}")]
-        if watched(run.dtype):
-            operands.append(("fault", "load.fault"))
-        launches.append(Launch(f"load.{i}", key(run.dtype, run.k), tuple(operands), (("rows", "n_rows"),)))
-    program, plan = Program("load", tuple(launches)), dataclasses.replace(bound.plan, offsets=offsets)
-    return dataclasses.replace(bound, program=program, plan=plan)
+def bind(bound: BoundProgram, weights: Iterable[str], somewhere: int) -> tuple[BoundProgram, dict[str, int]]:
+    """A program of one launch for each kernel that there is to make one of the weights, and kernel -> launch.
+
+    somewhere: offset of all operands; each run has its own.
+    """
+    keys = dict.fromkeys(maker(bound.buffers[name]) for name in weights)
+    kernels = {key.name(): key for key in keys if key is not None and key.name() in bound.kernels}
+    launches = tuple(
+        Launch(f"load.{i}", key, tuple((operand, "load.operand") for operand, _ in key.dtypes), (("rows", "n_rows"),))
+        for i, key in enumerate(kernels.values())
+    )
+    plan = dataclasses.replace(bound.plan, offsets={"load.operand": somewhere})
+    program = dataclasses.replace(bound, program=Program("load", launches), plan=plan)
+    return program, {name: i for i, name in enumerate(kernels)}

@@ -84,8 +84,9 @@ class _OntoDevice:
         self._checkpoint, self._backend, self._bound, self._progress = checkpoint, backend, bound, progress
         self._sources, self._layouts, self._written = sources, layouts, 0
         largest = max(2 * math.prod(bound.buffers[name].extents({})) for name in sources)
-        self._device = DeviceLoad(backend, bound, len(sources), min(READ_BYTES, largest))
-        self._raw: dict[int, list[Run]] = {}  # what the device packs, by the weight's number
+        self._device = DeviceLoad(backend, bound, list(sources), min(READ_BYTES, largest))
+        self._numbers = {name: number for number, name in enumerate(sources)}
+        self._raw: list[list[Run]] = []  # what the device packs, by the weight's number
         self._packed: list[Run] = []
 
     def run(self) -> None:
@@ -96,7 +97,8 @@ class _OntoDevice:
         ):
             uploads = Uploads(self._backend, AHEAD + UPLOADING, self._device.slot_bytes)
             for run, slot in _filled(self._raw_runs(), uploads, AHEAD, self._read):
-                self._device.send(uploads, slot)
+                rows = load_program.Rows(run.buffer.dtype, run.columns, run.offset, self._numbers[run.buffer.name])
+                self._device.send(uploads, slot, rows)
                 self._count(run)
             uploads.finish()
             ahead, largest = threads() + 1, max((run.most_bytes for run in self._packed), default=0)
@@ -112,20 +114,17 @@ class _OntoDevice:
 
     def _raw_runs(self) -> Iterator[Run]:
         """The runs that the device packs, each weight's when the ones before are on their way."""
-        kernels = self._bound.kernels
-        for number, (name, source) in enumerate(self._sources.items()):
-            buffer, layout = self._bound.buffers[name], LAYOUTS[self._layouts[name]]
-            rows = min(self._bound.limits.n_rows, self._device.slot_bytes // (2 * int(buffer.extents({})[-1])))
-            large = list(runs(self._bound, name, source, layout, rows)) if rows else []
-            raw = [run for run in large if run.raw(self._checkpoint, kernels, rows)]
-            if not raw:
-                self._packed += runs(self._bound, name, source, layout)
-                continue
-            self._packed += [run for run in large if not run.raw(self._checkpoint, kernels, rows)]
-            if raw[0].padded:
+        for name, source in self._sources.items():
+            layout, columns = LAYOUTS[self._layouts[name]], int(self._bound.buffers[name].extents({})[-1])
+            rows = min(self._bound.limits.n_rows, self._device.slot_bytes // (2 * columns))
+            whose: tuple[list[Run], list[Run]] = [], []
+            for run in runs(self._bound, name, source, layout, rows) if rows else ():
+                whose[run.raw(self._checkpoint, self._bound.kernels, rows)].append(run)
+            packed, raw = whose
+            self._packed += packed if raw else runs(self._bound, name, source, layout)
+            self._raw.append(raw)
+            if raw and raw[0].padded:
                 self._backend.fill(raw[0].start, 0, self._bound.plan.sizes[name])  # rows that nobody writes are zeros
-            self._device.expect(number, [load_program.Rows(buffer.dtype, run.columns, run.offset) for run in raw])
-            self._raw[number] = raw
             yield from raw
 
     def _read(self, run: Run, slot: Slot) -> Callable[[], object]:

@@ -205,8 +205,8 @@ class Fragments(Layout):
         self.paired = paired
 
     def nbytes(self, shape: tuple[int, ...], dtype: str) -> int:
-        rows = len(fragments.paired_rows(shape[0])) if self.paired else shape[0]
-        return -(-rows // fragments.ROWS) * fragments.block_bytes(fragments.accepted(dtype), shape[1])
+        blocks = -(-(shape[0] // 2) // (fragments.ROWS // 2)) if self.paired else -(-shape[0] // fragments.ROWS)
+        return blocks * fragments.block_bytes(fragments.accepted(dtype), shape[1])
 
     def pack(self, array: Array | QuantizedArray, dtype: str = "") -> Array:
         if not isinstance(array, QuantizedArray):

@@ -63,6 +63,13 @@ class Backend {
   // Run launches [begin, end) of a program, in order.
   virtual void run(int program, size_t begin, size_t end) = 0;
 
+  // Run one launch on other operands, from now on: offsets in the arena as its spec has them.
+  // Optional: while a model is loaded, one launch makes many weights.
+  virtual void run_on(int program, size_t launch, const std::vector<size_t>& operands) {
+    (void)program, (void)launch, (void)operands;
+    throw DeviceFault("this backend runs launches on the operands that they were loaded with");
+  }
+
   // Make later runs of the whole program cheap for every step whose header's words are at most
   // those of `header`, at the same phase and the same `offset` of the step block. Before ready.
   virtual void capture(int program, size_t offset, const int32_t* header) {

@@ -195,6 +195,18 @@ class CudaBackend final : public Backend {
     for (size_t i = begin; i < end; ++i) submit(loaded.launches[i], header_, step_);
   }
 
+  void run_on(int program, size_t launch, const std::vector<size_t>& operands) override {
+    enter();
+    LoadedLaunch& one = checked(program, launch, launch + 1).launches[launch];
+    if (operands.size() != one.spec.operands.size()) {
+      throw DeviceFault("launch " + one.spec.name + " takes " +
+                        std::to_string(one.spec.operands.size()) + " operands, given are " +
+                        std::to_string(operands.size()));
+    }
+    one.place(operands, arena_, arena_bytes_);
+    submit(one, header_, step_);
+  }
+
   void capture(int program, size_t offset, const int32_t* header) override {
     enter();
     LoadedProgram& loaded = checked(program, 0, 0);

@@ -219,13 +219,21 @@ void Images::check_resident(const std::string& where, const LoadedVariant& varia
   }
 }
 
-LoadedLaunch Images::resolve(const LaunchSpec& spec, DevicePointer arena, size_t arena_bytes) {
-  for (size_t offset : spec.operands) {
+void LoadedLaunch::place(const std::vector<size_t>& operands, DevicePointer arena,
+                         size_t arena_bytes) {
+  for (size_t offset : operands) {
     if (offset != kNoOperand && offset > arena_bytes) {
       throw DeviceFault(describe(spec) + ": an operand at byte " + std::to_string(offset) +
                         " is outside the arena of " + std::to_string(arena_bytes));
     }
   }
+  for (size_t i = 0; i < operands.size(); ++i) {
+    addresses[i] = operands[i] == kNoOperand ? 0 : arena + operands[i];
+  }
+  spec.operands = operands;
+}
+
+LoadedLaunch Images::resolve(const LaunchSpec& spec, DevicePointer arena, size_t arena_bytes) {
   for (int word : spec.dims) {
     if (word < 0 || static_cast<size_t>(word) >= kHeaderWords) {
       throw DeviceFault(describe(spec) + ": no header word " + std::to_string(word));
@@ -236,6 +244,9 @@ LoadedLaunch Images::resolve(const LaunchSpec& spec, DevicePointer arena, size_t
   }
   LoadedLaunch loaded;
   loaded.spec = spec;
+  loaded.addresses.resize(spec.operands.size() + spec.dims.size() + 1);
+  for (DevicePointer& address : loaded.addresses) loaded.arguments.push_back(&address);
+  loaded.place(spec.operands, arena, arena_bytes);
   for (const Variant& variant : spec.variants) {
     check_geometry(spec, variant);
     loaded.variants.push_back(resolve(describe(spec, variant), variant));
@@ -255,11 +266,6 @@ LoadedLaunch Images::resolve(const LaunchSpec& spec, DevicePointer arena, size_t
                      };
                      return rows(a) < rows(b);
                    });
-  for (size_t offset : spec.operands) {
-    loaded.addresses.push_back(offset == kNoOperand ? 0 : arena + offset);
-  }
-  loaded.addresses.resize(spec.operands.size() + spec.dims.size() + 1);
-  for (DevicePointer& address : loaded.addresses) loaded.arguments.push_back(&address);
   return loaded;
 }
 

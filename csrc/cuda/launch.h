@@ -28,6 +28,9 @@ struct LoadedLaunch {
   LoadedLaunch() = default;
   LoadedLaunch(LoadedLaunch&&) = default;  // and no copy, whose arguments would be another's
 
+  // Gives the operands places in the arena. Throws DeviceFault if one lies outside.
+  void place(const std::vector<size_t>& operands, DevicePointer arena, size_t arena_bytes);
+
   LaunchSpec spec;
   std::vector<LoadedVariant> variants;  // least max_rows first; any number of rows last
   std::vector<DevicePointer> addresses;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import struct
@@ -154,16 +155,20 @@ class Gpu(ReferenceBackend):
         self.program = program
         return 0
 
-    def run(self, handle: int, begin: int, end: int) -> None:
-        for launch in self.program.program.launches[begin:end]:
-            self.launches += 1
-            dtypes, rows, k = dict(launch.key.dtypes), self._symbols["n_rows"], int(dict(launch.key.constants)["k"])
-            arrays = {}
-            for operand, name in launch.operands:
-                dtype, shape = dtypes[operand], (1,) if operand == "fault" else (rows, k)
-                raw = self._bytes(self.program.plan.offsets[name], formats.nbytes(dtype, shape))
-                arrays[operand] = LAYOUTS["row_major"].unpack(raw, shape, dtype)
-            launch.op.reference(arrays, {"rows": rows}, {"k": k})
+    def run_on(self, handle: int, index: int, operands: Any) -> None:
+        self.launches += 1
+        launch = self.program.program.launches[index]
+        dtypes, rows, k = dict(launch.key.dtypes), self._symbols["n_rows"], int(dict(launch.key.constants)["k"])
+        arrays = {}
+        for operand, offset in zip(launch.op.operands, operands, strict=True):
+            if offset is None:
+                assert operand.name not in dtypes
+                continue
+            dtype, shape = dtypes[operand.name], (1,) if operand.name == "fault" else (rows, k)
+            arrays[operand.name] = LAYOUTS["row_major"].unpack(
+                self._bytes(offset, formats.nbytes(dtype, shape)), shape, dtype
+            )
+        launch.op.reference(arrays, {"rows": rows}, {"k": k})
 
 
 @pytest.mark.parametrize("stored", ["in a file", "elsewhere"])
@@ -244,25 +249,21 @@ def test_rows_arrive_where_no_launch_reads_any_more(slots: int, monkeypatch: pyt
             log.append(("upload", offset))
             return 0
 
-        def run(self, handle: int, begin: int, end: int) -> None:
-            log.append(("run", handle + begin))
-
-        def load(self, program: BoundProgram) -> int:
-            return len(program.program.launches) * 100
+        def run_on(self, handle: int, index: int, operands: Any) -> None:
+            log.append(("run", operands[1]))
+            assert operands[0] == [offset for what, offset in log if what == "upload"][-1]
 
     plan = memory_plan.MemoryPlan({"step.header": 1 << 20}, {}, {"workspace": (0, 1 << 20)}, (1 << 20) + 4096, ())
-    bound = BoundProgram(None, {}, plan, None, {})  # type: ignore[arg-type]
+    known = kernels("bf16", 64)
+    bound = BoundProgram(None, {"w": Buffer("w", "bf16", (9, 64), "weight")}, plan, None, known)  # type: ignore[arg-type]
     gpu = Device()
     gpu.allocate(plan.total)
-    device, uploads = device_load.DeviceLoad(gpu, bound, 2, 4096), Uploads(gpu, 1, 4096)
-    launches = []
-    for weight, runs in enumerate((30, 11)):
-        device.expect(weight, [load_program.Rows("bf16", 64, 0)] * runs)
-        launches += [100 * runs + i for i in range(runs)]
-    for _ in launches:
+    device, uploads = device_load.DeviceLoad(gpu, bound, ["w"], 4096), Uploads(gpu, 1, 4096)
+    launches = [100 * i for i in range(41)]
+    for launch in launches:
         slot = uploads.take()
         slot.view(4096)
-        device.send(uploads, slot)
+        device.send(uploads, slot, load_program.Rows("bf16", 64, launch, 0))
     places = [offset for what, offset in log if what == "upload"]
     assert len(set(places)) == slots and len(places) == 41
     assert [launch for what, launch in log if what == "run"] == launches
@@ -304,8 +305,11 @@ def test_a_poisoned_workspace_leaves_arriving_rows_alone(tmp_path: Path) -> None
     with open_checkpoint(tiny_model.write(tmp_path)) as checkpoint:
         forward = Runner.load(checkpoint, RunnerOptions(backend="reference", quant="f32"))._bound
     assert core._uses_workspace(forward)
-    begin, _ = forward.plan.regions["workspace"]
-    assert not core._uses_workspace(load_program.bind(forward, [load_program.Rows("f8", 64, 0)], [begin], 0))
+    buffers = {"w": Buffer("w", "f8", (9, 64), "weight")}
+    forward = dataclasses.replace(forward, buffers=buffers, kernels=kernels("f8", 64))
+    bound, launches = load_program.bind(forward, buffers, forward.plan.regions["workspace"][0])
+    assert len(bound.program.launches) == len(launches) == 1
+    assert not core._uses_workspace(bound)
 
 
 def test_the_build_compiles_what_loading_runs() -> None:
