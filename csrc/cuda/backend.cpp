@@ -22,6 +22,7 @@
 #include "cuda/events.h"
 #include "cuda/graph.h"
 #include "cuda/launch.h"
+#include "cuda/pinned.h"
 
 namespace atlas {
 namespace {
@@ -74,7 +75,7 @@ class CudaBackend final : public Backend {
     }
     for (Fences& fences : fences_) fences.destroy();
     stopwatch_.destroy();
-    for (void* memory : staging_) cuda_.host_free(memory);
+    for (const Pinned& pinned : staging_) unpin(cuda_, pinned);
     if (arena_ != 0) cuda_.memory_free(arena_);
     images_.unload();
     for (Stream stream : streams_) cuda_.stream_destroy(stream);
@@ -130,19 +131,18 @@ class CudaBackend final : public Backend {
 
   void* staging(size_t bytes) override {
     enter();
-    void* memory = nullptr;
-    check(cuda_.host_allocate(&memory, std::max<size_t>(bytes, 1), kHostAllocPortable),
-          "allocating " + std::to_string(bytes) + " bytes of pinned host memory");
-    staging_.push_back(memory);
-    return memory;
+    staging_.push_back(pin(cuda_, bytes));
+    return staging_.back().memory;
   }
 
   void release(void* staging) override {
     enter();
-    const auto found = std::find(staging_.begin(), staging_.end(), staging);
+    const auto found = std::find_if(staging_.begin(), staging_.end(),
+                                    [&](const Pinned& pinned) { return pinned.memory == staging; });
     if (found == staging_.end()) throw DeviceFault("release() of what is not staging memory");
+    const Pinned pinned = *found;
     staging_.erase(found);
-    check(cuda_.host_free(staging), "freeing pinned host memory");
+    check(unpin(cuda_, pinned), "freeing pinned host memory");
   }
 
   void load_images(const std::vector<std::string_view>& images) override {
@@ -424,7 +424,7 @@ class CudaBackend final : public Backend {
   Stream streams_[kLanes] = {};
   DevicePointer arena_ = 0;
   size_t arena_bytes_ = 0;
-  std::vector<void*> staging_;
+  std::vector<Pinned> staging_;
   Images images_;
   std::vector<LoadedProgram> programs_;
   Fences fences_[kLanes];

@@ -94,7 +94,7 @@ enum Error {
   kCompatNotSupported = 804,
   kUnknown = 999,
 };
-constexpr unsigned kHostAllocPortable = 1;
+constexpr unsigned kHostAllocPortable = 1, kHostRegisterPortable = 1;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventTimed = 0, kEventUntimed = 2;
 constexpr unsigned kEventRecordExternal = 1;  // a node of the graph being captured
@@ -124,6 +124,8 @@ constexpr int kNeededVersion = 12040;
   X(memory_free, "cuMemFree_v2", (DevicePointer))                                                \
   X(host_allocate, "cuMemHostAlloc", (void**, size_t, unsigned))                                 \
   X(host_free, "cuMemFreeHost", (void*))                                                         \
+  X(host_register, "cuMemHostRegister_v2", (void*, size_t, unsigned))                            \
+  X(host_unregister, "cuMemHostUnregister", (void*))                                             \
   X(copy_to_device, "cuMemcpyHtoDAsync_v2", (DevicePointer, const void*, size_t, Stream))        \
   X(copy_to_host, "cuMemcpyDtoHAsync_v2", (void*, DevicePointer, size_t, Stream))                \
   X(fill_bytes, "cuMemsetD8Async", (DevicePointer, unsigned char, size_t, Stream))               \

@@ -248,6 +248,14 @@ Result cuMemFreeHost(void* pointer) {
   free(pointer);
   RETURN;
 }
+Result cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned flags) {
+  (void)pointer, (void)bytes, (void)flags;
+  RETURN;
+}
+Result cuMemHostUnregister(void* pointer) {
+  (void)pointer;
+  RETURN;
+}
 Result cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, void* stream) {
   CHECK;
   begin(stream, (Work){.kind = COPY, .to = (void*)(size_t)to, .from = from, .bytes = bytes});

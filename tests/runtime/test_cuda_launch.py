@@ -199,3 +199,30 @@ def test_a_launch_without_variants_is_no_launch(fake_driver: Path) -> None:
         print(error)
     """
     assert program(fake_driver, code) == (0, "launch layers.0.test has no variant\n")
+
+
+def test_a_launch_runs_on_other_operands(fake_driver: Path) -> None:
+    code = """
+    handle = backend.load([launch(), launch(operands=[600])])
+    backend.begin_step(0, step(7), 64)
+    backend.run_on(handle, 0, [768])
+    print(value(512), value(768), value(600))
+    backend.begin_step(0, step(9), 64)
+    backend.run(handle, 0, 2)
+    print(value(512), value(768), value(600))
+    for operands in ([], [768, 0], [1025]):
+        try:
+            backend.run_on(handle, 0, operands)
+        except DeviceError as error:
+            print(error)
+    backend.run(handle, 0, 1)
+    """
+    status, text = program(fake_driver, code)
+    assert status == 0
+    assert text.splitlines() == [
+        "0 7 0",
+        "0 9 9",
+        "device: launch layers.0.test takes 1 operands, given are 0",
+        "device: launch layers.0.test takes 1 operands, given are 2",
+        "device: launch layers.0.test of op rms_norm: an operand at byte 1025 is outside the arena of 1024",
+    ]
