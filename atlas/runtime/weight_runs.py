@@ -63,8 +63,13 @@ class Run:
     first: int
     spans: list[slice]
 
+    @functools.cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Of the buffer."""
+        return self.buffer.extents({})
+
     def _nbytes(self, rows: int) -> int:
-        return self.layout.nbytes((rows, *self.buffer.extents({})[1:]), self.buffer.dtype)
+        return self.layout.nbytes((rows, *self.shape[1:]), self.buffer.dtype)
 
     @functools.cached_property
     def offset(self) -> int:
@@ -84,7 +89,7 @@ class Run:
     @functools.cached_property
     def columns(self) -> int:
         """Elements of a row."""
-        return int(self.buffer.extents({})[-1])
+        return int(self.shape[-1])
 
     @functools.cached_property
     def raw_bytes(self) -> int:
@@ -94,12 +99,11 @@ class Run:
     @property
     def padded(self) -> bool:
         """The layout has rows that no row of the buffer fills."""
-        return self.buffer.extents({})[0] % self.layout.row_granule != 0
+        return self.shape[0] % self.layout.row_granule != 0
 
     def raw(self, checkpoint: Checkpoint, kernels: Mapping[str, KernelEntry], most_rows: int) -> bool:
         """Whether the device can make the run of rows that are copied as the checkpoint has them."""
-        shape = self.buffer.extents({})
-        if len(shape) != 2 or self.buffer.dtype not in load_program.FORMATS or self.rows > most_rows:
+        if len(self.shape) != 2 or self.buffer.dtype not in load_program.FORMATS or self.rows > most_rows:
             return False
         entry = kernels.get(load_program.kernel(self.buffer.dtype, self.columns))
         stored = LAYOUTS[entry.layouts.get("out", "row_major")] if entry else None
