@@ -41,6 +41,8 @@ def read_alone(checkpoint: Checkpoint, backend: Backend) -> tuple[int, float]:
         reader.wait(ticket)
     seconds = time.perf_counter() - started
     reader.close()
+    for slot in slots:
+        backend.release(slot)
     return sum(sizes), seconds
 
 

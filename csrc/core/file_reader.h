@@ -2,7 +2,7 @@
 //
 // All threads read what was asked for first together, a chunk each, so that it is there first and
 // little memory is in flight. They never touch Python: its lock, taken and given back by sixteen
-// threads beside the one that feeds the device, cost as much as the reading (8B: 1.0 s).
+// threads beside the one that feeds the device, cost three times the reading (8B: 1.0 s in all).
 // Threads: one thread at a time may call a reader.
 #pragma once
 

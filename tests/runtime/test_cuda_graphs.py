@@ -318,3 +318,38 @@ def test_a_profile_says_what_each_launch_adds_to_the_step(fake_driver: Path, tmp
     print("added us" in profile.table(found, {{}}))
     """
     assert run(fake_driver, code) == (0, "250 -1\nTrue\n")  # all but the first kind, which begins after an event
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "fail", "calls"),
+    [
+        (5 << 20, "", ["cuMemHostRegister_v2", "cuMemHostUnregister"]),
+        (5 << 20, "cuMemHostRegister_v2=801", ["cuMemHostRegister_v2", "cuMemHostAlloc", "cuMemFreeHost"]),
+        (4096, "", ["cuMemHostAlloc", "cuMemFreeHost"]),
+    ],
+)
+def test_much_pinned_memory_is_of_huge_pages(
+    fake_driver: Path, tmp_path: Path, nbytes: int, fail: str, calls: list[str]
+) -> None:
+    """Where the driver takes them; all of it can be written, and is given back."""
+    code = f"""
+    import ctypes
+    def mapped():
+        spans = [[int(end, 16) for end in line.split()[0].split("-")] for line in open("/proc/self/maps")]
+        return any(begin <= address < end for begin, end in spans)
+    memory = backend.staging({nbytes})
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert mapped()
+    assert len(memory) == {nbytes} and not any(memory[::4096])
+    memory[:] = bytes([7]) * {nbytes}
+    upload = backend.upload(0, memory[-1024:])
+    backend.wait(upload)
+    copy = bytearray(1024)
+    backend.read(0, copy)
+    assert copy == bytes([7]) * 1024
+    backend.release(memory)
+    assert not mapped() or {nbytes} == 4096
+    """
+    made = tmp_path / "calls"
+    assert program(fake_driver, code, FAKE_CUDA_FAIL=fail, FAKE_CUDA_CALLS=str(made)) == (0, "")
+    assert [call for call in made.read_text().split() if "Host" in call] == calls
