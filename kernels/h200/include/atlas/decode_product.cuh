@@ -94,16 +94,21 @@ class DecodeProduct {
   static constexpr int kEarly = (5 * kStages + 7) / 8;
   // Tokens by cp.async of all lanes: a few KB need not wait in the queue of bulk copies.
   static constexpr bool kByLanes = Weights::kTokensByLanes;
-  static_assert(!kByLanes || (!Weights::kScaled && Split::kKTiles % kSpan == 0 && kN <= kTileRows),
+  static_assert(!kByLanes || (!Weights::kScaled && Split::kKTiles % kSpan == 0 && kN <= kTileRows &&
+                              kSpan <= 4),
                 "whole slots of tokens without scales");
+  static constexpr int kReadySlots = Weights::kReadySlots;
   static_assert(kStages >= 2, "the ring has at least two slots");
-  static_assert(kStages * 2 * sizeof(Barrier) <= kBarriers, "the barriers have room");
+  static_assert((2 * kStages + kReadySlots) * sizeof(Barrier) <= kBarriers,
+                "the barriers have room");
+  static_assert(kReadySlots <= 2 && kReadySlots <= kEarly, "filled before inputs are there");
 
   // `shared` is aligned to 1,024 bytes. Every thread calls this first.
   __device__ explicit DecodeProduct(unsigned char* shared)
       : ring_(shared),
         full_(reinterpret_cast<Barrier*>(shared + kBytes - kRest - kBarriers)),
         empty_(full_ + kStages),
+        ready_(empty_ + kStages),
         first_group_(0),
         last_group_(-1),
         first_slot_(0),
@@ -123,6 +128,7 @@ class DecodeProduct {
         full_[i].init(kByLanes ? 1 + 32 : 1);
         empty_[i].init(kThreads / 32);
       }
+      for (int i = 0; i < kReadySlots; ++i) ready_[i].init(1);
       publish_barriers();
     }
     __syncthreads();
@@ -132,14 +138,16 @@ class DecodeProduct {
   __device__ bool is_producer() const { return threadIdx.x >= kThreads; }
 
   // The warps behind the consumers: one thread copies everything into the ring, or with its warp.
-  __device__ void produce(const unsigned char* weights, const unsigned char* tokens) {
+  // `rows` of the tokens are there.
+  __device__ void produce(const unsigned char* weights, const unsigned char* tokens, int rows) {
     if constexpr (Weights::kMovesRegisters) give_registers<kSides == 1 ? 56 : 24>();
     const bool chosen = kByLanes ? threadIdx.x < kThreads + 32 : threadIdx.x == kThreads;
     Position next = first(), waiting = next;
     int early = 0;
     if (chosen) {
       for (; early < kEarly && more(next); ++early) {
-        load_weights(weights, next, early);
+        load_weights(weights, next, early, early < ready_slots() ? ready_[early] : full_[early]);
+        if (early < ready_slots() && threadIdx.x == kThreads) full_[early].arrive();
         advance(next);
       }
     }
@@ -148,19 +156,19 @@ class DecodeProduct {
     wait_for_inputs();
     if (chosen) {
       for (int slot = 0; slot < early; ++slot) {
-        load_tokens(tokens, waiting, slot);
+        load_tokens(tokens, rows, waiting, slot);
         advance(waiting);
       }
       for (int slot = early; slot < kStages && more(next); ++slot) {
-        load_weights(weights, next, slot);
-        load_tokens(tokens, next, slot);
+        load_weights(weights, next, slot, full_[slot]);
+        load_tokens(tokens, rows, next, slot);
         advance(next);
       }
       Turn turn;
       while (more(next)) {
         empty_[turn.slot].wait(turn.parity);
-        load_weights(weights, next, turn.slot);
-        load_tokens(tokens, next, turn.slot);
+        load_weights(weights, next, turn.slot, full_[turn.slot]);
+        load_tokens(tokens, rows, next, turn.slot);
         advance(next);
         turn.advance();
       }
@@ -169,16 +177,17 @@ class DecodeProduct {
   }
 
   // The warpgroups, first of all.
-  __device__ void start_consumers() const {
+  __device__ void start_consumers() {
     if constexpr (Weights::kMovesRegisters) take_registers<kSides == 1 ? 224 : 112>();
     if constexpr (Split::kPaired) cluster_wait();
+    if constexpr (kReadySlots > 0) prepare<0>();
+    if constexpr (kReadySlots > 1) prepare<1>();
     wait_for_inputs();
   }
 
   // The warpgroups: epilogue(group, pass, sums of its row blocks) for each group of the range.
   template <class Epilogue>
   __device__ void consume(const unsigned char* weights, Epilogue epilogue) {
-    Weights product;
     Turn turn;
     const int mine = Split::side() * kTogether;
     for (Position at = first(); more(at);) {
@@ -188,11 +197,16 @@ class DecodeProduct {
         tails[i] = weights + (row_block(at.group, mine + i) + 1) * kBlockBytes - Weights::kTail;
       }
       const int end = end_of(at.group);
-      product.begin(tails);
+      product_.begin(tails);
+      int k = at.slot;
+      if (kReadySlots > 0 && at.group == last_group_) {
+        if constexpr (kReadySlots > 0) multiply_ready<0>(k, turn);
+        if constexpr (kReadySlots > 1) multiply_ready<1>(k, turn);
+      }
 #pragma unroll 1
-      for (int k = at.slot; k < end; ++k) {
+      for (; k < end; ++k) {
         full_[turn.slot].wait(turn.parity);
-        product.multiply(slot(turn.slot, mine), tiles_in(k));
+        product_.multiply(slot(turn.slot, mine), tiles_in(k));
         if constexpr (Weights::kLag == 0) {
           release(turn.slot);
         } else {
@@ -200,9 +214,9 @@ class DecodeProduct {
         }
         turn.advance();
       }
-      product.finish(tails);
+      product_.finish(tails);
       if constexpr (Weights::kLag != 0) release(turn.slot == 0 ? kStages - 1 : turn.slot - 1);
-      epilogue(at.group, at.pass, product.sum);
+      epilogue(at.group, at.pass, product_.sum);
       at.slot = end - 1;
       advance(at);
     }
@@ -225,6 +239,26 @@ class DecodeProduct {
   struct Position {
     int group, pass, slot;  // slot of k
   };
+
+  // Of the range's first slots, all of one group, those whose weights go to registers.
+  __device__ int ready_slots() const {
+    return min(kReadySlots, end_of(last_group_) - start_of(last_group_));
+  }
+  template <int kSlot>
+  __device__ void prepare() {
+    if (kSlot >= ready_slots()) return;
+    ready_[kSlot].wait(0);
+    product_.template prepare<kSlot>(slot(kSlot, Split::side() * kTogether));
+  }
+  template <int kSlot>
+  __device__ void multiply_ready(int& k, Turn& turn) {
+    if (kSlot >= ready_slots()) return;
+    full_[kSlot].wait(0);
+    product_.template multiply_ready<kSlot>(slot(kSlot, Split::side() * kTogether));
+    release(kSlot);
+    turn.advance();
+    ++k;
+  }
 
   __device__ Position first() const { return {last_group_, 0, start_of(last_group_)}; }
   __device__ bool more(const Position& at) const { return at.group >= first_group_; }
@@ -258,30 +292,31 @@ class DecodeProduct {
   }
 
   // Announces all of the slot's bytes that bulk copies bring.
-  __device__ void load_weights(const unsigned char* weights, Position at, int i) {
+  __device__ void load_weights(const unsigned char* weights, Position at, int i, Barrier& barrier) {
     if (threadIdx.x != kThreads) return;
     const int tiles = tiles_in(at.slot), bytes = tiles * Weights::kTile;
     const int token_bytes = kTileRowBytes + (Weights::kScaled ? 4 : 0);
-    full_[i].arrive_expect(kOfGroup * bytes + (kByLanes ? 0 : tiles * kN * token_bytes));
+    barrier.arrive_expect(kOfGroup * bytes + (kByLanes ? 0 : tiles * kN * token_bytes));
 #pragma unroll
     for (int block = 0; block < kOfGroup; ++block) {
       bulk_load(ring_ + i * kSlotBytes + block * kBlockStride,
                 weights + row_block(at.group, block) * kBlockBytes +
                     static_cast<size_t>(at.slot) * kBlockWeights,
-                bytes, full_[i], evict_first_policy());
+                bytes, barrier, evict_first_policy());
     }
   }
-  __device__ void load_tokens(const unsigned char* tokens, Position at, int i) {
+  __device__ void load_tokens(const unsigned char* tokens, int rows, Position at, int i) {
     if constexpr (kByLanes) {
+      // A row of all the slot's tiles at a time, of the rows that are there.
+      constexpr int kChunks = kTileRowBytes / 16;
+      const int lane = threadIdx.x % 32, tile = lane / kChunks, byte = lane % kChunks * 16;
+      const unsigned char* from =
+          tokens + tile_offset<false>(0, at.slot * kSpan + tile, Split::kKTiles) + byte;
+      unsigned char* to = ring_ + i * kSlotBytes + kTokensAt + tile * kN * kTileRowBytes + byte;
 #pragma unroll
-      for (int tile = 0; tile < kSpan; ++tile) {
-        const unsigned char* from =
-            tokens + tile_offset<false>(0, at.slot * kSpan + tile, Split::kKTiles);
-        unsigned char* to = ring_ + i * kSlotBytes + kTokensAt + tile * kN * kTileRowBytes;
-#pragma unroll
-        for (int byte = threadIdx.x % 32 * 16; byte < kN * kTileRowBytes; byte += 32 * 16) {
-          copy_async_16(to + byte, from + byte, true);
-        }
+      for (int row = 0; row < kN; ++row) {
+        if (row >= rows) break;
+        if (tile < kSpan) copy_async_16(to + row * kTileRowBytes, from + row * kTileRowBytes, true);
       }
       full_[i].arrive_after_copies();
       return;
@@ -305,8 +340,9 @@ class DecodeProduct {
     }
   }
 
+  Weights product_;  // of the consumers
   unsigned char* ring_;
-  Barrier *full_, *empty_;
+  Barrier *full_, *empty_, *ready_;                       // ready: of weights alone
   int first_group_, last_group_, first_slot_, last_end_;  // of the range
 };
 

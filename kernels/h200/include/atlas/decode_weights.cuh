@@ -13,6 +13,8 @@
 //   kTokensByLanes  whether tokens are copied by all lanes of a warp
 //   kLag       slots whose products may still run when multiply() returns: 0 or 1
 //   kMovesRegisters  whether a whole warpgroup copies, and gives its registers up
+//   kReadySlots  of the first slots of a range, those whose weights go to registers before inputs
+//              are there: prepare<n>(slot), then multiply_ready<n>(slot) in place of multiply()
 //   sum        fp32, for each row block as wgmma.cuh has D: thread (warp w, g, t) holds rows 16 w +
 //              g + 8 i of its warpgroup, tokens 8 j + 2 t + e in sum[block][4 j + 2 i + e]
 //   begin(tails), multiply(slot, tiles) for the first `tiles` of a slot, finish(tails)
@@ -45,6 +47,7 @@ template <int kN, int kTogether_>
 struct Bf16Weights {
   static constexpr int kTokens = kN, kTogether = kTogether_, kSides = 1;
   static constexpr bool kTokensByLanes = false;
+  static constexpr int kReadySlots = 0;
   static constexpr int kTile = kTileBytes, kTail = 0, kSpan = 1, kUnit = 1;
   // Few tokens: the ring is short of data, so a slot is given back at once. Many: products overlap.
   static constexpr int kLag = kN < 64 ? 0 : 1;
@@ -86,6 +89,7 @@ template <int kN, int kTogether_, bool kRowScales>
 struct F8Weights {
   static constexpr int kTokens = kN, kTogether = kTogether_, kSides = 1;
   static constexpr bool kTokensByLanes = false;
+  static constexpr int kReadySlots = 0;
   static constexpr int kTile = kTileStride<!kRowScales>, kTail = kRowScales ? kTileScaleBytes : 0;
   static constexpr int kSpan = 1, kUnit = 1, kLag = 0, kStride = align_up(kTile, 1024);
   static constexpr bool kScaled = true, kMovesRegisters = kN * kTogether == 256;

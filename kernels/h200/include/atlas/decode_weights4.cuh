@@ -21,7 +21,7 @@ struct FourBitWeights {
   static constexpr int kTokens = kN, kTogether = 1, kSides = kSides_;
   static constexpr int kTile = Format::kTile, kTail = Format::kTail;
   static constexpr int kUnit = divisor_up_to(kTiles, 4), kSpan = divisor_up_to(kUnit, kMost);
-  static constexpr int kLag = 0;
+  static constexpr int kLag = 0, kReadySlots = 0;
   static constexpr bool kTokensByLanes = kN <= 16;
   static constexpr bool kScaled = false, kMovesRegisters = kN == 128 && kSides == 2;
   float sum[1][kN / 2];
@@ -73,11 +73,37 @@ struct ManyTokens4 : FourBitWeights<kN, Format, kTiles, kSides, 2> {
   unsigned fragments_[kBuffers][4][4];
 };
 
+// Of eight tokens a thread has the first tiles of its range expanded in registers when inputs come.
 template <int kN, class Format, int kTiles, int kSides>
 struct FewTokens4 : FourBitWeights<kN, Format, kTiles, kSides, 4> {
   using Base = FourBitWeights<kN, Format, kTiles, kSides, 4>;
+  static constexpr int kReady = kN > 8 ? 0 : kSides == 1 ? 6 : 2;  // as many as there is room for
+  static constexpr int kReadySlots = kReady == 0 ? 0 : kReady <= Base::kSpan ? 1 : 2;
 
-  __device__ void multiply(const Slot& slot, int /*tiles*/) {
+  template <int kSlot>
+  __device__ void prepare(const Slot& slot) {
+#pragma unroll
+    for (int tile = 0; tile < Base::kSpan && kSlot * Base::kSpan + tile < kReady; ++tile) {
+      const auto packed = Format::load(slot.weights + tile * Base::kTile);
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        Format::expand(packed, step, ready_[kSlot * Base::kSpan + tile][step]);
+      }
+    }
+  }
+  template <int kSlot>
+  __device__ void multiply_ready(const Slot& slot) {
+    multiply<kSlot * Base::kSpan>(slot);
+  }
+  __device__ void multiply(const Slot& slot, int /*tiles*/) { multiply<kReady>(slot); }
+
+ private:
+  static constexpr int kSize = kReady == 0 ? 1 : kReady;
+  unsigned ready_[kSize][4][4];
+
+  // The slot's first tile is number kFirst of those that may be ready.
+  template <int kFirst>
+  __device__ void multiply(const Slot& slot) {
     const int lane = threadIdx.x % 32;
     const unsigned tokens = shared_address(slot.tokens) + lane % 8 * kTileRowBytes;
     // Of a row of tokens, 16-byte chunks 0..3 and 4..7 of the tile.
@@ -85,12 +111,21 @@ struct FewTokens4 : FourBitWeights<kN, Format, kTiles, kSides, 4> {
                                tokens + ((lane / 8 + 4 ^ lane % 8) * 16)};
 #pragma unroll
     for (int tile = 0; tile < Base::kSpan; ++tile) {
-      const auto packed = Format::load(slot.weights + tile * Base::kTile);
+      const bool ready = kFirst + tile < kReady;
+      typename Format::Packed packed;
+      if (!ready) packed = Format::load(slot.weights + tile * Base::kTile);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         unsigned a[2][4];
-        Format::expand(packed, 2 * half, a[0]);
-        Format::expand(packed, 2 * half + 1, a[1]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (ready) {
+#pragma unroll
+            for (int p = 0; p < 4; ++p) a[i][p] = ready_[(kFirst + tile) % kSize][2 * half + i][p];
+          } else {
+            Format::expand(packed, 2 * half + i, a[i]);
+          }
+        }
 #pragma unroll
         for (int j = 0; j < kN / 8; ++j) {
           unsigned b[4];
@@ -101,8 +136,6 @@ struct FewTokens4 : FourBitWeights<kN, Format, kTiles, kSides, 4> {
       }
     }
   }
-
- private:
   __device__ static void load_matrices(unsigned (&b)[4], unsigned address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])

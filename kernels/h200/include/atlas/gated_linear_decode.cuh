@@ -216,7 +216,7 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
   const auto* weights = reinterpret_cast<const unsigned char*>(weight);
   Product product(shared_memory);
   if (product.is_producer()) {
-    product.produce(weights, reinterpret_cast<const unsigned char*>(x));
+    product.produce(weights, reinterpret_cast<const unsigned char*>(x), rows);
   } else {
     product.start_consumers();
     const Factors factors(shared_memory + launch::shared - Factors::kBytes, squares, rows);

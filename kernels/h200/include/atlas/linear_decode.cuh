@@ -132,7 +132,7 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
   const Pair pair(shared_memory + launch::shared - kRest);
   Product product(shared_memory);
   if (product.is_producer()) {
-    product.produce(weights, reinterpret_cast<const unsigned char*>(x));
+    product.produce(weights, reinterpret_cast<const unsigned char*>(x), rows);
   } else {
     product.start_consumers();
     const Factors factors(shared_memory + launch::shared - Factors::kBytes, squares, rows);
