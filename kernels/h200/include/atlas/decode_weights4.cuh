@@ -77,7 +77,7 @@ struct ManyTokens4 : FourBitWeights<kN, Format, kTiles, kSides, 2> {
 template <int kN, class Format, int kTiles, int kSides>
 struct FewTokens4 : FourBitWeights<kN, Format, kTiles, kSides, 4> {
   using Base = FourBitWeights<kN, Format, kTiles, kSides, 4>;
-  static constexpr int kReady = kN > 8 ? 0 : kSides == 1 ? 6 : 2;  // as many as there is room for
+  static constexpr int kReady = kN > 8 ? 0 : kSides == 1 ? 6 : 2;  // as many as registers hold
   static constexpr int kReadySlots = kReady == 0 ? 0 : kReady <= Base::kSpan ? 1 : 2;
 
   template <int kSlot>
