@@ -9,6 +9,9 @@ up_to = [8, 16, 32, 64, 128, 256]
 [serves]
 x = ["bf16"]
 weight = ["nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m"]
+[limits]
+# 16 at 128 rows, where parts are added up two by two.
+spills = 32
 [scratch]
 bytes = "multiprocessors * 2 * 512 * max_rows"
 [knobs]
