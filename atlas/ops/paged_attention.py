@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from atlas.ops.lazy import np
-from atlas.ops.op import FLOAT, Arrays, Constants, Op, Operand, Tolerance
+from atlas.ops.op import ACTIVATIONS, F8, FLOAT, Arrays, Constants, Op, Operand, Tolerance
 from atlas.targets.shape import KV_BLOCK_SIZE
 
 
@@ -18,6 +18,8 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
 
     Scores, softmax and the weighted sum are fp32. The kernel must compute a row by the same
     arithmetic whether it comes alone, in a batch or in any chunk of its prompt.
+
+    Rows in f8g128 are what quantize_rows makes of rows that were not rounded before.
     """
     n_heads, n_kv_heads = int(constants["n_heads"]), int(constants["n_kv_heads"])
     head_dim, window = int(constants["head_dim"]), int(constants["window"])
@@ -27,6 +29,7 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
     firsts = np.maximum(positions - window + 1, 0) if window else np.zeros_like(positions)
     q = arrays["q"][:rows].astype(np.float32).reshape(rows, n_kv_heads, n_heads // n_kv_heads, head_dim)
     out = arrays["out"]
+    attended = np.empty((rows, q.shape[1] * q.shape[2] * head_dim), np.float32)
     for seq in np.unique(sequence):
         members = np.flatnonzero(sequence == seq)
         first_block, length = int(firsts[members].min()) // KV_BLOCK_SIZE, int(positions[members].max()) + 1
@@ -51,7 +54,8 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
         for i, sees in enumerate(visible):
             if (broken & ~sees).any():  # 0 x NaN is NaN, and no row may have it of a token that it does not see
                 result[i] = np.einsum("hgl,hld->hgd", weights[i][:, :, sees], values[:, sees], optimize=True)
-        out[members] = result.reshape(len(members), -1).astype(out.dtype)
+        attended[members] = result.reshape(len(members), -1)
+    out[:rows] = attended
 
 
 _CACHE = ("blocks", "n_kv_heads", KV_BLOCK_SIZE, "head_dim")
@@ -65,12 +69,16 @@ PAGED_ATTENTION = Op(
         Operand("row_position", ("rows",), ("i32",)),
         Operand("row_seq", ("rows",), ("i32",)),
         Operand("block_table", ("seqs", "max_blocks"), ("i32",)),
-        Operand("out", ("rows", "n_heads * head_dim"), FLOAT, "out"),
+        Operand("out", ("rows", "n_heads * head_dim"), ACTIVATIONS, "out"),
     ),
     dims=("rows", "seqs", "max_blocks", "blocks"),
     constants=("n_heads", "n_kv_heads", "head_dim", "window", "scale"),
     float_constants=("scale",),
     reference=reference,
     # Scores of 80, which sharp softmaxes have, are off by up to 4e-5 in fp32, and weights by that share of themselves.
-    tolerance={"f32": Tolerance(1e-4, 4e-5), "bf16": Tolerance(1.0 / 64, 4e-3)},
+    tolerance={
+        "f32": Tolerance(1e-4, 4e-5),
+        "bf16": Tolerance(1.0 / 64, 4e-3),
+        "f8g128": Tolerance(F8.rtol + 1.0 / 64, 4e-3),
+    },
 )

@@ -1,6 +1,8 @@
 /* atlas
 [levels]
 also = ["avx512vnni"]
+[serves]
+out = ["f32", "bf16"]
 */
 // paged_attention: out[r, h] = softmax(q[r, h] . K * scale) V over positions 0..row_position[r] of
 // the row's sequence, or the last `window` of them.

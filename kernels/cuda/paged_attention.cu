@@ -3,6 +3,8 @@
 grid = ["rows", "n_kv_heads * ceil_div(n_heads // n_kv_heads, HEADS)", 1]
 block = "WARPS * 32"
 pdl = true
+[serves]
+out = ["f32", "bf16"]
 [knobs]
 # A row of a decode step waits for its keys: at 1,024 of them 8 warps take half the time of 4, on an
 # H200 and for three models (bench/results/tune_h200_*.json).

@@ -17,11 +17,12 @@ def attention(
     window: int = 0,
     scale: float | None = None,
 ) -> Case:
-    """`scale` None: the usual 1 / sqrt(head_dim)."""
+    """`scale` None: the usual 1 / sqrt(head_dim). `dtype` of out; what is read is bf16 where that is f8g128."""
     n_heads, n_kv_heads, head_dim = heads
+    read = "bf16" if dtype == "f8g128" else dtype
     return case(
         "paged_attention",
-        dtype,
+        {"q": read, "k_cache": read, "v_cache": read, "out": dtype},
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
@@ -51,6 +52,14 @@ CASES = [
 ]
 
 
+F8_CASES = [
+    attention("f8g128", heads, *sizes, window)
+    for heads in ((32, 8, 128), (32, 8, 64), (16, 8, 128), (4, 1, 256))
+    for sizes in ((1, 1, 1), (7, 3, 2), (130, 5, 9), (3, 3, 67))
+    for window in (0, 40)
+]
+
+
 def first_positions(c: Case, given: dict[str, np.ndarray]) -> np.ndarray:
     """The first position that each row sees."""
     window = dict(c.constants)["window"]
@@ -74,6 +83,13 @@ def inputs(c: Case, rng: np.random.Generator, sharpness: float = 1.0) -> dict[st
             given[name][table[seq, :freed]] = np.nan
         table[seq, :freed] = 1 << 30
     return given
+
+
+@pytest.mark.parametrize("case", F8_CASES, ids=str)
+def test_rows_in_f8g128(device, case: Case, rng) -> None:
+    if device.name.startswith("cpu"):
+        pytest.skip("rows in f8g128 are a GPU's")
+    assert device.check(case, inputs(case, rng)) <= 1.0
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
