@@ -1,16 +1,21 @@
 /* atlas
 [rows]
-up_to = [256]
+up_to = [4, 256]
 [launch]
 grid = ["multiprocessors", 1, 1]
-block = "(WARPS + 1) * 32"
-shared = "WARPS * (PIECES * PAGE + HEADS * (COLUMNS + 4) * 4)"
+block = "(WARPS + ADDERS) * 32"
+shared = "WARPS * (PIECES * PAGE + RESULTS * RESULT)"
 pdl = true
 [serves]
 q = ["bf16"]
 k_cache = ["bf16"]
 v_cache = ["bf16"]
-out = ["bf16"]
+out = ["bf16", "f8g128"]
+# A thread writes four columns; groups of 128 of f8g128 are of one group of query heads.
+where = [
+    "head_dim % 4 == 0",
+    "n_heads // n_kv_heads * head_dim % 128 * (1 - min(1, size_out)) == 0",
+]
 [scratch]
 bytes = "multiprocessors * SPLITS * HEADS * (WIDTH + 2) * 4"
 [layouts]
@@ -18,164 +23,257 @@ k_cache = "kv_tiles"
 v_cache = "kv_tiles"
 out = "tiles"
 [knobs]
-# H200, 32 / 8 heads of 128, 128 rows x 640 keys, eight warps: 64, 96 and 128 KB take 92, 92 and 91
-# us; seven warps with 86 and 57 KB 99 and 109. Neighbours' rings need the rest.
-RING = 98304
 # Query heads of a KV head that a block computes together. More take further groups, which read the
 # KV head again: of long heads the accumulators of 16 do not fit into the registers.
 GROUP = "n_heads // n_kv_heads"
 HEADS = "ceil_div(GROUP, ceil_div(GROUP, 8 + 8 * min(1, 128 // head_dim)))"
-# With the feeder nine warps have 168 registers each, eight 255: long heads and many need them.
-WARPS = "8 - min(1, max(0, head_dim - 128) + max(0, HEADS - 8))"
-# Splits of a group at most: one block merges them.
+# H200, 32 / 8 heads of 128, us at 1, 8, 32, 128 rows x 640 keys: eight computing warps and four
+# that add up 6.1, 9.7, 24.0, 82.0, two that add up 7.3, 11.0, 25.9, 84.8; four and two with 64 KB
+# 5.5, 10.4, 23.8. So up to four rows have the small block, which is resident beside a product's.
+FEW = "1 - min(1, max_rows // 5)"
+WARPS = "8 - 4 * FEW"
+ADDERS = "4 - 2 * FEW"
+# Bytes of all rings: 96 KB take 84.1, 128 KB 85.4 us (128 rows, 80 registers); at four rows 64
+# KB leave a product room.
+RING = "98304 - 32768 * FEW"
+# Splits of a group at most, which one block adds up, and the units of the shortest: two instead of
+# four take 8.7 us at one row, 87.8 at 128 (85.4).
 SPLITS = 32
+SPLIT = 4
 # Bytes of a page, elements of a padded head.
 PAGE = "ceil_div(head_dim, 64) * 2048"
 WIDTH = "ceil_div(head_dim, 16) * 16"
 # Pages of K and V in a warp's ring.
 PIECES = "max(2, RING // (WARPS * PAGE))"
-# The merge takes so many columns of all heads at a time that a thread has at most two.
-COLUMNS = "min(WIDTH, WARPS * 64 // HEADS // 16 * 16)"
+# Bytes of a unit's result, and how many a warp may leave.
+RESULT = "HEADS * (WIDTH + 4) * 4"
+RESULTS = "max(1, min(2, 49152 // (WARPS * RESULT)))"
 */
 // paged_attention, rows of generated tokens: out[r, h] = softmax(q[r, h] . K * scale) V over
 // positions 0..row_position[r], or the last `window` of them.
 //
 // q [rows, n_heads * head_dim] row-major; caches in `kv_tiles`, a page being 16 tokens of a KV
-// head; out in `tiles`; all bf16. Up to 256 rows, each at its own position, several may be of one
-// sequence.
+// head; all bf16; out in `tiles`, bf16 or f8g128. Up to 256 rows, each at its own position, several
+// may be of one sequence.
 //
 // Work. The query heads of a row that share a KV head are a *group*: the columns of mma.m16n8k16,
-// in eights, whose 16 rows are a page's keys, then elements of V. A group's pages are taken in
-// *rounds* of WARPS pages, one a warp, and its rounds in at most SPLITS *splits* of equal length.
-// Which page goes to which warp and split depends on the row's position alone, and sums run in the
-// order of pages within a warp, warps within a split, splits within a group: a row's bits do not
-// depend on the load.
+// in eights, whose 16 rows are a page's keys, then elements of V. Two pages of a group are a
+// *unit*, and a group's units form at most SPLITS *splits* of equal length, a multiple of SPLIT.
+// A unit's result is computed by itself; units are added up in order within a split, splits within
+// a group. What is a unit and a split depends on the row's position alone: so do a row's bits,
+// whoever computes what.
 //
-// The grid is constant. The rounds of all groups stand in one list, of which each block takes an
-// equal stretch, in whole splits, found by a scan over the rows' positions. A group that lies in
-// one stretch is finished there. Of one that crosses blocks the splits' results go through scratch
-// to the block that has the last: it takes them when its own stretch is done, word by word as they
-// come, without a flag or a fence, and leaves the scratch empty for the next launch. A block waits
-// only for blocks of lower index, which were started before it.
+// The grid is constant. The units of all groups stand in one list, of which each block takes an
+// equal stretch, in whole splits, found by a scan over the rows' positions. Its computing warps
+// take the stretch's units in turn and leave their results in shared memory; other warps add them
+// up in the stretch's order. No two warps meet at a barrier: each runs as far ahead as its ring or
+// its results' slots allow. A group that lies in one stretch is finished there. Of one that crosses
+// blocks the splits' results go through scratch to the block that has the last, which takes them
+// before its own last group, word by word as they come, without a flag or a fence, and leaves the
+// scratch empty for the next launch. A block begins with what it has of a group that the next one
+// ends. It waits only for blocks of lower index, which were started before it.
 //
-// Memory. One more warp, of which lane w feeds warp w, copies pages of K and V into the warps'
-// rings (a bulk copy each) as slots come free: ahead across splits, groups and rows. The other
-// warps meet only at the merge of a split. Before the inputs are there the ring takes pages that no
-// kernel of this step writes: those of the stretch's first row before the page of the lowest
-// position that this step computes of its sequence. rope_kv_append writes at the positions of the
-// step's rows and nowhere else, and earlier steps have ended. Block table, positions and counts are
-// of the step block.
+// Memory. Each computing warp copies its pages of K and V into a ring of its own (a bulk copy each)
+// as slots come free. Before the inputs are there the ring takes pages that no kernel of this step
+// writes: those before the page of the lowest position that this step computes of their sequence.
+// rope_kv_append writes at the positions of the step's rows and nowhere else, and earlier steps
+// have ended. Block table, positions and counts are of the step block.
 //
 // Keys after the row's position or before its window have no weight, were they NaN; pages of which
 // the row sees no key, and their entries of the table, are not read. Bytes: 4 * head_dim per
 // visible key and KV head; bound by bandwidth, at few rows by the latencies between blocks.
-#include "atlas/bulk_copy.cuh"
 #include "atlas/decode_list.cuh"
-#include "atlas/decode_softmax.cuh"
+#include "atlas/decode_page.cuh"
+#include "atlas/decode_ring.cuh"
+#include "atlas/decode_sum.cuh"
 #include "atlas/instance.h"
-#include "atlas/kv_tiles.cuh"
+#include "atlas/out_row.cuh"
 #include "atlas/pdl.cuh"
-#include "atlas/tiles.cuh"
 
 namespace {
 
 using namespace decode;
 
-constexpr int kPageBytes = knobs::PAGE, kPieces = knobs::PIECES;
-constexpr int kFeeder = kWarps;  // the warp that feeds the others
+constexpr int kResults = knobs::RESULTS;
+constexpr int kTogether = kPasses > 2 ? 2 : knobs::SPLIT;  // units' results added up at once
 
-static_assert(kPageBytes == atlas::kv_page_bytes(head_dim), "the declaration knows a page's size");
-static_assert(kWarps <= atlas::kWarp, "the feeder has a lane for each warp");
+static_assert(4 * kResult == knobs::RESULT, "the declaration's sizes are the headers'");
+static_assert(kTogether <= kWarps * kResults, "what is added up at once is there at once");
 static_assert(atlas::same_type<types::q, __nv_bfloat16> &&
                   atlas::same_type<types::k_cache, __nv_bfloat16> &&
-                  atlas::same_type<types::v_cache, __nv_bfloat16> &&
-                  atlas::same_type<types::out, __nv_bfloat16>,
-              "operands are bf16");
+                  atlas::same_type<types::v_cache, __nv_bfloat16>,
+              "what is read is bf16");
+static_assert(head_dim % 4 == 0 &&
+                  (!atlas::same_type<types::out, unsigned char> ||
+                   (kHeads * head_dim % 128 == 0 && kHeadsPerKv * head_dim % 128 == 0)),
+              "a thread writes quads, a warp groups of f8g128 that share a scale");
 
-// A warp's ring of pieces: K and V of each of its pages, one after the other.
-struct Ring {
-  atlas::Barrier full[kPieces], empty[kPieces];
+// Where a warp leaves its units' results.
+struct Results {
+  atlas::Barrier full[kResults], empty[kResults];
 };
 
-// Fills one warp's ring; a lane's own.
-struct Feeder {
-  Stretch next;  // the round of the next copy
-  Ring& ring;
-  unsigned char* slots;
-  const unsigned char *k_cache, *v_cache;
-  const int* block_table;
-  int max_blocks, warp;
-  bool values = false;       // whether the next copy is of the page's V
-  int block = 0;             // the page's KV block
-  int slot = 0, parity = 1;  // the first time round all slots are free
-
-  // Moves on to a page of the warp, and asks for its block long before the copy.
-  __device__ void find(const Rows& rows) {
-    while (next.left > 0 && !next.has_page(warp)) next.advance(rows);
-    if (next.left == 0) return;
-    const size_t sequence = rows.sequence[next.row];
-    block = block_table[sequence * max_blocks + next.page(warp)];
-  }
-  __device__ void feed(const Rows& rows) {
-    const size_t page =
-        atlas::kv_page_offset(block, next.group / kGroupsPerKv, n_kv_heads, kPageBytes);
-    ring.empty[slot].wait(parity);
-    ring.full[slot].arrive_expect(kPageBytes);
-    // Otherwise the cache's stream throws what products exchange out of the L2 cache.
-    atlas::bulk_load(slots + slot * kPageBytes, (values ? v_cache : k_cache) + page, kPageBytes,
-                     ring.full[slot], atlas::evict_first_policy());
-    if (++slot == kPieces) slot = 0, parity ^= 1;
-    if (values) {
-      next.advance(rows);
-      find(rows);
+// Computes the results of a warp's units.
+__device__ inline void compute(Ring& ring, const types::q* q, Results& results, float* sums,
+                               int lane) {
+  Turn<kResults> result;
+  Query query;
+  for (int loaded = -1; ring.of(ring.first, ring.read) >= 0; ++ring.read) {
+    const int place = ring.of(ring.place, ring.read);
+    const int row = place / kGroups, group = place % kGroups;
+    if (place != loaded) {
+      const int in_kv = group % kGroupsPerKv * kHeads;
+      const int head = group / kGroupsPerKv * kHeadsPerKv + in_kv;
+      query.load(q + (static_cast<size_t>(row) * n_heads + head) * head_dim, kHeadsPerKv - in_kv,
+                 lane);
+      loaded = place;
     }
-    values = !values;
-  }
-};
+    const Cut cut = Cut::of(ring.rows.position[row]);
+    const int token = ring.of(ring.page, ring.read) * atlas::kPageTokens;
+    const bool two = ring.of(ring.second, ring.read) >= 0;
 
-// Reads one warp's ring.
-struct Reader {
-  Ring& ring;
-  unsigned slots;
-  int slot = 0, parity = 0;
-
-  // The address of the next piece, once it is there.
-  __device__ unsigned wait() {
-    ring.full[slot].wait(parity);
-    return slots + slot * kPageBytes;
-  }
-  __device__ void release(int lane) {
-    __syncwarp();  // every lane has read it
-    if (lane == 0) ring.empty[slot].arrive();
-    if (++slot == kPieces) slot = 0, parity ^= 1;
-  }
-};
-
-__device__ inline void write_out(const Share& share, unsigned char* out, int row, int group) {
-  constexpr int kRow = n_heads * head_dim;
-  constexpr int kTiles = atlas::ceil_div(2 * kRow, atlas::kTileRowBytes);
-  const int in_kv = group % kGroupsPerKv * kHeads + Share::head();
-  const int head = group / kGroupsPerKv * kHeadsPerKv + in_kv;
+    const auto first = [&](int n) { return token + n * atlas::kPageTokens; };
+    const auto partly = [&](int n) {  // seen
+      return first(n) < cut.begin || first(n) + atlas::kPageTokens - 1 > cut.position;
+    };
+    float score[kUnitPages][kHalves][4];
 #pragma unroll
-  for (int p = 0; p < kPasses; ++p) {
-    const int element = p * kColumns + Share::column();
-    if (!Share::used(p) || element >= head_dim || in_kv >= kHeadsPerKv) continue;
-    const int byte = 2 * (head * head_dim + element);
-    *reinterpret_cast<__nv_bfloat162*>(out + atlas::tiles_offset(row, byte, kTiles)) =
-        __floats2bfloat162_rn(share.values[p].x / share.total, share.values[p].y / share.total);
-  }
-  // The last group's writer fills the row up to whole tiles.
-  constexpr int kPadding = kTiles * atlas::kTileRowBytes / 4 - kRow / 2;  // pairs
-  if (kPadding > 0 && group == kGroups - 1 && threadIdx.x < kPadding) {
-    const int byte = 2 * kRow + 4 * threadIdx.x;
-    *reinterpret_cast<unsigned*>(out + atlas::tiles_offset(row, byte, kTiles)) = 0;
+    for (int n = 0; n < kUnitPages; ++n) {
+      if (n == 0 || two) {
+        score_page(score[n], query, atlas::shared_address(ring.wait()), lane);
+        ring.release();
+      }
+      if (partly(n)) hide(score[n], first(n), cut.begin, cut.position, lane);
+    }
+    const Weights weights(score);
+    results.empty[result.slot].wait(result.parity ^ 1);
+    unsigned values[kUnitPages];
+#pragma unroll
+    for (int n = 0; n < kUnitPages; ++n) {
+      unsigned char* page = ring.wait(n > 0 && two);
+      if (partly(n) && (n == 0 || two)) blank(page, first(n), cut.begin, cut.position, lane);
+      values[n] = atlas::shared_address(page);
+    }
+    sum_unit(sums + result.slot * kResult, weights, values, two, lane);
+    ring.release();
+    if (two) ring.release();
+    if (lane == 0) results.full[result.slot].arrive();  // every lane has written
+    result.advance();
   }
 }
 
-// A group that other blocks have begun and this one ends.
-struct Pending {
-  int row, group, splits, slot;
-};
+// Writes a group's rows; the last group's writer also fills the row up to whole tiles.
+__device__ inline void write_out(const Part& sum, types::out* out, int row, int group) {
+  constexpr int kRowQuads = n_heads * head_dim / 4;
+  const atlas::OutRow<n_heads * head_dim> to(out, row);
+#pragma unroll
+  for (int p = 0; p < kPasses; ++p) {
+    const int in_kv = group % kGroupsPerKv * kHeads + Part::head(p);
+    const int head = group / kGroupsPerKv * kHeadsPerKv + in_kv;
+    if (!Part::used(p) || Part::column(p) >= head_dim || in_kv >= kHeadsPerKv) continue;
+    const float scale = 1.0f / sum.total[p];
+    float values[1][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values[0][i] = sum.values[p][i] * scale;
+    to.template store<1, 1>((head * head_dim + Part::column(p)) / 4, values);
+  }
+  const int padding = kRowQuads + Part::index();
+  if (group == kGroups - 1 && padding < to.kQuads) {
+    constexpr float kZeros[1][4] = {};
+    to.template store<1, 1>(padding, kZeros);
+  }
+}
+
+// Adds up the results of the stretch's units, and ends the groups that end here.
+__device__ inline void add_up(Walk walk, Results* results, const float* sums,
+                              unsigned char* scratch, types::out* out) {
+  const Stretch& stretch = walk.stretch;
+  const int lane = threadIdx.x % atlas::kWarp;
+  unsigned units = 0;  // before the next one
+  // Takes the next `count` units' results, kTogether at most.
+  const auto take = [&](Part& sum, int count) {
+    Part parts[kTogether];
+#pragma unroll
+    for (unsigned i = 0; i < kTogether; ++i) {
+      parts[i].clear();
+      if (i >= count) continue;
+      const unsigned warp = (units + i) % kWarps, turn = (units + i) / kWarps;
+      results[warp].full[turn % kResults].wait(turn / kResults % 2);
+      parts[i].load(sums + (warp * kResults + turn % kResults) * kResult);
+    }
+    __syncwarp();
+    if (lane < count) {
+      const unsigned warp = (units + lane) % kWarps, turn = (units + lane) / kWarps;
+      results[warp].empty[turn % kResults].arrive();
+    }
+    units += count;
+    sum.add_up(parts);
+  };
+  // A group that crosses blocks has the scratch of the block with its first split.
+  const auto partial = [&](int slot, int split) {
+    return reinterpret_cast<uint2*>(scratch) +
+           (static_cast<size_t>(slot) * knobs::SPLITS + split) * kPartial;
+  };
+  // Whose last group it is: the last block whose equal part begins no later.
+  const int group_begin = stretch.begin - stretch.first.unit;
+  const int other = (static_cast<long long>(group_begin + 1) * gridDim.x - 1) / stretch.total;
+  constexpr int kBatch = kPasses > 2 ? 1 : 4 / kPasses;
+  int splits = 0;  // of the group that other blocks have begun and this one ends
+  for (;;) {
+    // Before the last group, if there are others: then their splits have long been there.
+    if (splits > 0 && walk.left <= walk.here()) {
+      Part group;
+      group.clear();
+      for (int first = 0; first < splits; first += kBatch) {
+        Part parts[kBatch];
+        bool complete;
+        do {
+          complete = true;
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) {  // beyond the last it is the last again: no branch
+            complete &= parts[i].receive(partial(other, min(first + i, splits - 1)));
+          }
+        } while (!complete);
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if (first + i < splits) group.append(parts[i]);
+        }
+      }
+      write_out(group, out, stretch.first.row, stretch.first.group);
+      atlas::named_barrier(1, kAddThreads);  // maximum and total are read by many threads
+      for (int split = 0; split < splits; ++split) group.empty(partial(other, split));
+      splits = 0;
+    }
+    if (walk.left <= 0) return;
+    const int first = walk.at.unit, end = first + walk.here();
+    const bool whole = first == 0 && end == walk.cut.units;
+    Part group;
+    group.clear();
+    int unit = first;
+    for (int split = first / walk.cut.split_units; unit < end; ++split) {
+      const int stop = min(unit + walk.cut.split_units, end);
+      Part sum;
+      take(sum, min(stop - unit, kTogether));
+      while ((unit += kTogether) < stop) {
+        Part next;
+        take(next, min(stop - unit, kTogether));
+        sum.append(next);
+      }
+      unit = stop;
+      if (whole) {
+        group.append(sum);
+      } else {
+        sum.send(partial(first == 0 ? blockIdx.x : other, split));
+      }
+    }
+    if (whole) {
+      write_out(group, out, walk.at.row, walk.at.group);
+    } else if (end == walk.cut.units) {
+      splits = walk.cut.splits();
+    }
+    walk.skip(end - first);
+  }
+}
 
 }  // namespace
 
@@ -185,139 +283,50 @@ ATLAS_KERNEL(const types::q* q, const types::k_cache* k_cache, const types::v_ca
              const int* /*seqs*/, const int* max_blocks, const int* /*blocks*/,
              unsigned char* scratch) {
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ Ring rings[kWarps];
+  __shared__ atlas::Barrier full[kWarps][kPieces];
+  __shared__ Results results[kWarps];
   __shared__ Rows rows;
-  __shared__ Search search;
-  __shared__ Merge merge;
-  __shared__ int lowest_page;
+  __shared__ Stretch stretch;
   atlas::launch_dependents();
   const int warp = threadIdx.x / atlas::kWarp, lane = threadIdx.x % atlas::kWarp;
-  for (int row = threadIdx.x; row < *n_rows; row += launch::block) {
-    rows.position[row] = row_position[row];
-    rows.sequence[row] = row_seq[row];
+  const int row = threadIdx.x;
+  const bool has_row = row < *n_rows;
+  const int position = has_row ? row_position[row] : 0, sequence = has_row ? row_seq[row] : 0;
+  if (row < kMaxRows) rows.lowest_page[row] = 0x7FFFFFFF;
+  if (warp < kWarps) {
+    if (lane < kPieces) full[warp][lane].init(1);
+    if (lane < kResults) {
+      results[warp].full[lane].init(1);
+      results[warp].empty[lane].init(kAdders);
+    }
   }
-  if (warp < kWarps && lane < kPieces) {
-    rings[warp].full[lane].init(1);
-    rings[warp].empty[lane].init(1);
-  }
-  if (threadIdx.x == 0) lowest_page = 0x7FFFFFFF;
   atlas::publish_barriers();
   __syncthreads();
-  Stretch stretch = find_stretch(rows, *n_rows, search);
-  for (int row = threadIdx.x; row < *n_rows && stretch.left > 0; row += launch::block) {
-    if (rows.sequence[row] == rows.sequence[stretch.row]) {
-      atomicMin(&lowest_page, rows.position[row] / atlas::kPageTokens);
-    }
+  if (has_row) {
+    rows.position[row] = position;
+    rows.sequence[row] = sequence;
+    atomicMin(&rows.lowest_page[sequence % kMaxRows], position / atlas::kPageTokens);
   }
-  __syncthreads();
+  stretch.find(rows, *n_rows);
 
-  if (warp == kFeeder) {
-    Feeder feeder = {stretch,
-                     rings[lane % kWarps],
-                     shared + lane % kWarps * kPieces * kPageBytes,
-                     reinterpret_cast<const unsigned char*>(k_cache),
-                     reinterpret_cast<const unsigned char*>(v_cache),
-                     block_table,
-                     *max_blocks,
-                     lane};
-    if (lane < kWarps) {
-      feeder.find(rows);
-      for (int piece = 0; piece < kPieces; ++piece) {
-        const bool early = feeder.next.left > 0 && feeder.next.row == stretch.row &&
-                           feeder.next.page(lane) < lowest_page;
-        if (!early) break;
-        feeder.feed(rows);
-      }
-    }
-    __syncwarp();
+  float* sums = reinterpret_cast<float*>(shared + kWarps * kPieces * kPageBytes);
+  if (warp >= kWarps) {
     atlas::wait_for_inputs();
-    while (lane < kWarps && feeder.next.left > 0) feeder.feed(rows);
+    add_up(Walk(rows, stretch), results, sums, scratch, out);
     return;
   }
-
+  Ring ring = {full[warp],
+               shared + warp * kPieces * kPageBytes,
+               reinterpret_cast<const unsigned char*>(k_cache),
+               reinterpret_cast<const unsigned char*>(v_cache),
+               block_table,
+               rows,
+               stretch,
+               *max_blocks,
+               warp,
+               lane};
+  const int early = ring.begin();
   atlas::wait_for_inputs();
-  Reader reader = {rings[warp], atlas::shared_address(shared + warp * kPieces * kPageBytes)};
-  float* buffer = reinterpret_cast<float*>(shared + kWarps * kPieces * kPageBytes);
-  const auto results = [&](int slot, int split) {
-    return reinterpret_cast<float*>(scratch) +
-           (static_cast<size_t>(slot) * knobs::SPLITS + split) * kPartial;
-  };
-  Pending pending = {};
-  const int begin = stretch.begin, end = begin + stretch.left;
-  while (stretch.left > 0) {
-    // A group, or what of it is in this stretch.
-    const int row = stretch.row, group = stretch.group;
-    const Cut cut = stretch.cut;
-    const int splits = cut.splits(), first_split = stretch.round / cut.rounds_per_split;
-    const bool whole = stretch.round == 0 && stretch.left >= cut.rounds;
-    const int in_kv = group % kGroupsPerKv * kHeads;
-    const int head = group / kGroupsPerKv * kHeadsPerKv + in_kv;
-    Query query;
-    query.load(q + (static_cast<size_t>(row) * n_heads + head) * head_dim, kHeadsPerKv - in_kv,
-               lane);
-    // A group that crosses blocks has the scratch of the block with its first split, whose last
-    // group it is: the last block whose equal part begins no later.
-    const int group_begin = end - stretch.left - stretch.round;
-    const int slot = (static_cast<long long>(group_begin + 1) * gridDim.x - 1) / stretch.total;
-
-    Share result;
-    int split = first_split;
-    for (; split < splits && stretch.left > 0; ++split) {
-      Softmax softmax;
-      softmax.clear();
-      const int split_end = (split + 1) * cut.rounds_per_split;
-      do {
-        if (stretch.has_page(warp)) {
-          const int token = stretch.page(warp) * atlas::kPageTokens;
-          float score[kHalves][4];
-          unsigned weights[kHalves][2], keep[2] = {0xFFFFFFFFu, 0xFFFFFFFFu};
-          score_page(score, query, reader.wait(), lane);
-          reader.release(lane);
-          if (token < cut.begin || token + atlas::kPageTokens - 1 > cut.position) {
-            hide(score, keep, token, cut.begin, cut.position, lane);
-          }
-          softmax.weigh(score, weights);
-          add_page(softmax, weights, keep, reader.wait(), lane);
-          reader.release(lane);
-        }
-        stretch.advance(rows);
-      } while (stretch.round != 0 && stretch.round < split_end);
-      const Share share = merge(softmax, buffer, warp, lane);
-      if (whole) {
-        result.absorb(share);
-      } else {
-        share.send(results(slot, split));
-      }
-    }
-
-    if (whole) {
-      write_out(result, reinterpret_cast<unsigned char*>(out), row, group);
-    } else if (split == splits) {
-      pending = {row, group, splits, slot};  // it is the stretch's first
-    }
-  }
-
-  if (pending.splits == 0) return;
-  Share result;
-  constexpr int kBatch = kPasses < 8 ? 12 / kPasses : 1;
-  for (int first = 0; first < pending.splits; first += kBatch) {
-    Share shares[kBatch];
-    bool complete;
-    do {
-      complete = true;
-#pragma unroll
-      for (int i = 0; i < kBatch;
-           ++i) {  // beyond the last it is the last again: no branch, all at once
-        const int split = first + i < pending.splits ? first + i : pending.splits - 1;
-        complete &= shares[i].receive(results(pending.slot, split));
-      }
-    } while (!complete);
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (first + i < pending.splits) result.absorb(shares[i]);
-    }
-  }
-  write_out(result, reinterpret_cast<unsigned char*>(out), pending.row, pending.group);
-  join_warps();  // maximum and total are read by many threads
-  for (int split = 0; split < pending.splits; ++split) result.empty(results(pending.slot, split));
+  for (int i = early; i < kPieces; ++i) ring.copy();
+  compute(ring, q, results[warp], sums + warp * kResults * kResult, lane);
 }

@@ -1,10 +1,10 @@
-// The work of a decode step's attention as one list of rounds, and the stretch of it that a block
+// The work of a decode step's attention as one list of units, and the stretch of it that a block
 // has.
 //
-// For paged_attention.decode.cu, which says what groups, rounds and splits are.
+// For paged_attention.decode.cu, which says what groups, units and splits are.
 #pragma once
 
-#include "atlas/decode_softmax.cuh"
+#include "atlas/decode_page.cuh"
 #include "atlas/instance.h"
 #include "atlas/kv_tiles.cuh"
 #include "atlas/reduce.cuh"
@@ -12,12 +12,14 @@
 namespace decode {
 
 constexpr int kGroups = n_kv_heads * kGroupsPerKv;  // of a row
-constexpr int kRowsPerThread = atlas::ceil_div(launch::max_rows, launch::block);
+constexpr int kMaxRows = launch::max_rows;
+
+static_assert(kMaxRows <= launch::block, "a row has a thread");
 
 // How a row's keys are divided: a function of its position.
 struct Cut {
   int begin, position;  // first and last position that the row sees
-  int first_page, pages, rounds, rounds_per_split;
+  int first_page, pages, units, split_units;
 
   __device__ static Cut of(int position) {
     Cut cut;
@@ -25,96 +27,109 @@ struct Cut {
     cut.begin = window > 0 && position >= window ? position - window + 1 : 0;
     cut.first_page = cut.begin / atlas::kPageTokens;
     cut.pages = position / atlas::kPageTokens - cut.first_page + 1;
-    cut.rounds = atlas::ceil_div(cut.pages, kWarps);
-    cut.rounds_per_split = atlas::ceil_div(cut.rounds, knobs::SPLITS);
+    cut.units = atlas::ceil_div(cut.pages, kUnitPages);
+    cut.split_units = atlas::ceil_div(cut.units, knobs::SPLITS * knobs::SPLIT) * knobs::SPLIT;
     return cut;
   }
-  __device__ int splits() const { return atlas::ceil_div(rounds, rounds_per_split); }
+  __device__ int splits() const { return atlas::ceil_div(units, split_units); }
 };
 
+// The step's rows, and the lowest page that this step writes of any sequence of a remainder.
 struct Rows {
-  int position[launch::max_rows], sequence[launch::max_rows];
+  int position[kMaxRows], sequence[kMaxRows], lowest_page[kMaxRows];
+
+  // Whether an earlier step has written the page, and this one does not.
+  __device__ bool settled(int row, int page) const {
+    return page < lowest_page[sequence[row] % kMaxRows];
+  }
 };
 
-// A block's stretch of the list, and the walk along it: rows, groups of a row, rounds of a group.
+struct Place {
+  int row, group, unit;
+};
+
+// Units begin..end - 1 of the list, from `first` until before `last`.
 struct Stretch {
-  int total;        // rounds of the whole list
-  int begin, left;  // its first round in the list; rounds still to come, this one included
-  int row, group, round;
-  Cut cut;
+  int total;  // units of the whole list
+  int begin, end;
+  Place first, last;
+  int warps[launch::block / atlas::kWarp];  // units of the warps' rows, for find()
 
-  __device__ void enter(const Rows& rows) {
-    if (left > 0) cut = Cut::of(rows.position[row]);
-  }
-  __device__ void advance(const Rows& rows) {
-    --left;
-    if (++round < cut.rounds) return;
-    round = 0;
-    if (++group < kGroups) return;
-    group = 0;
-    ++row;
-    enter(rows);
-  }
-  // The warp's page of this round, counted from the sequence's first; the last round may end
-  // before.
-  __device__ int page(int warp) const { return cut.first_page + round * kWarps + warp; }
-  __device__ bool has_page(int warp) const { return round * kWarps + warp < cut.pages; }
-};
-
-// Shared memory of find_stretch().
-struct Search {
-  int rounds[launch::block / atlas::kWarp], ends[2], row, group, round;
-};
-
-// All threads call it once the rows are there; each looks at kRowsPerThread of them.
-__device__ inline Stretch find_stretch(const Rows& rows, int n_rows, Search& search) {
-  const int lane = threadIdx.x % atlas::kWarp, warp = threadIdx.x / atlas::kWarp;
-  const int first = threadIdx.x * kRowsPerThread;
-  const auto rounds_of = [&](int row) {
-    return row < n_rows ? Cut::of(rows.position[row]).rounds * kGroups : 0;
-  };
-  int before = 0;  // rounds of the rows up to this thread's last, at first from its warp's first
+  // All threads call it; afterwards the stretch is there for all.
+  __device__ void find(const Rows& rows, int n_rows) {
+    const int lane = threadIdx.x % atlas::kWarp, warp = threadIdx.x / atlas::kWarp;
+    const int row = threadIdx.x;
+    const Cut cut = Cut::of(row < n_rows ? rows.position[row] : 0);
+    const int mine = row < n_rows ? cut.units * kGroups : 0;
+    int before = mine;  // at first with this row, from the warp's first
 #pragma unroll
-  for (int i = 0; i < kRowsPerThread; ++i) before += rounds_of(first + i);
+    for (int distance = 1; distance < atlas::kWarp; distance *= 2) {
+      const int other = __shfl_up_sync(atlas::kAllLanes, before, distance);
+      if (lane >= distance) before += other;
+    }
+    if (lane == atlas::kWarp - 1) warps[warp] = before;
+    __syncthreads();
+    int sum = 0;
 #pragma unroll
-  for (int distance = 1; distance < atlas::kWarp; distance *= 2) {
-    const int other = __shfl_up_sync(atlas::kAllLanes, before, distance);
-    if (lane >= distance) before += other;
-  }
-  if (lane == atlas::kWarp - 1) search.rounds[warp] = before;
-  __syncthreads();
-  int total = 0;
-#pragma unroll
-  for (int w = 0; w < launch::block / atlas::kWarp; ++w) {
-    if (w < warp) before += search.rounds[w];
-    total += search.rounds[w];
-  }
-#pragma unroll
-  for (int row = first + kRowsPerThread - 1; row >= first; --row) {
-    const int mine = rounds_of(row);
+    for (int w = 0; w < launch::block / atlas::kWarp; ++w) {
+      if (w < warp) before += warps[w];
+      sum += warps[w];
+    }
     before -= mine;
 #pragma unroll
-    for (int end = 0; end < 2; ++end) {
+    for (int i = 0; i < 2; ++i) {
       // An equal part, moved on to where a split begins.
-      const int target = static_cast<long long>(total) * (blockIdx.x + end) / gridDim.x;
-      if (threadIdx.x == 0 && target == total) search.ends[end] = total;
+      const int target = static_cast<long long>(sum) * (blockIdx.x + i) / gridDim.x;
+      int& at = i == 0 ? begin : end;
+      Place& place = i == 0 ? first : last;
+      if (target == sum && threadIdx.x == 0) at = sum, place = {n_rows, 0, 0};
       if (target < before || target >= before + mine) continue;
-      const Cut cut = Cut::of(rows.position[row]);
-      const int group = (target - before) / cut.rounds, rest = (target - before) % cut.rounds;
-      const int start = atlas::ceil_div(rest, cut.rounds_per_split) * cut.rounds_per_split;
-      const bool next = start >= cut.rounds;  // the next group, or the next row
-      search.ends[end] = before + group * cut.rounds + (next ? cut.rounds : start);
-      if (end == 1) continue;
-      search.round = next ? 0 : start;
-      search.group = next ? (group + 1) % kGroups : group;
-      search.row = next && group + 1 == kGroups ? row + 1 : row;
+      int group = (target - before) / cut.units;
+      int unit = atlas::ceil_div((target - before) % cut.units, cut.split_units) * cut.split_units;
+      if (unit >= cut.units) unit = 0, ++group;
+      at = before + group * cut.units + unit;
+      place = group == kGroups ? Place{row + 1, 0, 0} : Place{row, group, unit};
+    }
+    if (threadIdx.x == 0) total = sum;
+    __syncthreads();
+  }
+};
+
+// The walk along a stretch. Where the next block goes on with the last group, what this one has of
+// it comes first: it is there long before the other ends.
+struct Walk {
+  const Rows& rows;
+  const Stretch& stretch;
+  int left, ahead;  // units still to come, this one included; of them those that come first
+  Place at;
+  Cut cut;
+
+  __device__ Walk(const Rows& r, const Stretch& s) : rows(r), stretch(s), left(s.end - s.begin) {
+    ahead = left > s.last.unit ? s.last.unit : 0;
+    at = ahead > 0 ? Place{s.last.row, s.last.group, 0} : s.first;
+    if (left > 0) cut = Cut::of(rows.position[at.row]);
+  }
+  __device__ void skip(int units) {
+    left -= units;
+    if (left <= 0) return;
+    at.unit += units;
+    if (ahead > 0 && (ahead -= units) <= 0) {
+      at = stretch.first;
+      at.unit -= ahead;
+      cut = Cut::of(rows.position[at.row]);
+    }
+    while (at.unit >= cut.units) {
+      at.unit -= cut.units;
+      if (++at.group < kGroups) continue;
+      at.group = 0;
+      cut = Cut::of(rows.position[++at.row]);
     }
   }
-  __syncthreads();
-  Stretch stretch = {total,      search.ends[0], search.ends[1] - search.ends[0],
-                     search.row, search.group,   search.round};
-  stretch.enter(rows);
-  return stretch;
-}
+  // The unit's first page, counted from the sequence's first, and whether there is a second.
+  __device__ int page() const { return cut.first_page + at.unit * kUnitPages; }
+  __device__ bool two() const { return at.unit * kUnitPages + 1 < cut.pages; }
+  // Units of this group from this one on that are in the stretch.
+  __device__ int here() const { return min(cut.units - at.unit, ahead > 0 ? ahead : left); }
+};
 
 }  // namespace decode

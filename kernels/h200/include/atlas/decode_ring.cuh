@@ -1,0 +1,105 @@
+// The units of a warp in a decode step's attention, and the ring that brings their pages.
+//
+// For paged_attention.decode.cu.
+#pragma once
+
+#include "atlas/bulk_copy.cuh"
+#include "atlas/decode_list.cuh"
+
+namespace decode {
+
+constexpr int kPageBytes = knobs::PAGE, kPieces = knobs::PIECES;
+
+static_assert(kPageBytes == atlas::kv_page_bytes(head_dim), "the declaration knows a page's size");
+static_assert(kPieces >= 2 && kPieces <= atlas::kWarp, "V of both pages is there at once");
+
+// Where one stands in a ring of slots that are filled and emptied in turn.
+template <int kSlots>
+struct Turn {
+  int slot = 0, parity = 0;
+
+  __device__ void advance() {
+    if (++slot == kSlots) slot = 0, parity ^= 1;
+  }
+};
+
+// A warp's units, and its ring: K of each unit's pages, then V. The warp copies them itself, as far
+// ahead as there are slots.
+struct Ring {
+  atlas::Barrier* full;
+  unsigned char* slots;
+  const unsigned char *k_cache, *v_cache;
+  const int* block_table;
+  const Rows& rows;
+  const Stretch& stretch;
+  int max_blocks, warp, lane;
+  // Lane i: of the warp's unit `known` + i its row and group, its first page in the sequence, and
+  // where both pages are in the caches; -1: nowhere.
+  int place, page, first, second;
+  int known = 0, read = 0, copied = 0;  // units before that of the next read, of the next copy
+  int one, other;                       // the pages of the unit of the next copy
+  int piece = 0;                        // of the next copy: K, K, V, V
+  Turn<kPieces> from = {}, to = {};
+
+  __device__ void look_ahead() {
+    Walk walk(rows, stretch);
+    walk.skip(warp + kWarps * (read + lane));
+    known = read;
+    first = second = -1;
+    if (walk.left <= 0) return;
+    place = walk.at.row * kGroups + walk.at.group;
+    page = walk.page();
+    const size_t sequence = rows.sequence[walk.at.row];
+    const int* table = block_table + sequence * max_blocks + page;
+    first = table[0] * n_kv_heads + walk.at.group / kGroupsPerKv;
+    if (walk.two()) second = table[1] * n_kv_heads + walk.at.group / kGroupsPerKv;
+  }
+  __device__ int of(int what, int unit) const {
+    return __shfl_sync(atlas::kAllLanes, what, unit - known);
+  }
+  // Begins, with as many pieces of the first unit as no kernel of this step writes.
+  __device__ int begin() {
+    look_ahead();
+    find_pages();
+    const int row = one >= 0 ? of(place, 0) / kGroups : 0;
+    int early = one >= 0 && rows.settled(row, of(page, 0));
+    if (early > 0 && rows.settled(row, of(page, 0) + 1)) early = min(kPieces, other < 0 ? 2 : 4);
+    for (int i = 0; i < early; ++i) copy();
+    return early;
+  }
+  __device__ void find_pages() {
+    if (copied - known == atlas::kWarp) look_ahead();
+    one = of(first, copied), other = of(second, copied);
+  }
+  __device__ void copy() {
+    if (one < 0) return;
+    if (lane == 0) {
+      const size_t offset = static_cast<size_t>(piece % 2 == 0 ? one : other) * kPageBytes;
+      full[to.slot].arrive_expect(kPageBytes);
+      // Otherwise the cache's stream throws what products exchange out of the L2 cache.
+      atlas::bulk_load(slots + to.slot * kPageBytes, (piece < 2 ? k_cache : v_cache) + offset,
+                       kPageBytes, full[to.slot], atlas::evict_first_policy());
+    }
+    to.advance();
+    piece += other < 0 ? 2 : 1;
+    if (piece < 4) return;
+    piece = 0;
+    ++copied;
+    find_pages();
+  }
+  // The next piece, or the one behind it, once it is there.
+  __device__ unsigned char* wait(bool behind = false) const {
+    Turn<kPieces> at = from;
+    if (behind) at.advance();
+    full[at.slot].wait(at.parity);
+    return slots + at.slot * kPageBytes;
+  }
+  // It has been read: another takes its place.
+  __device__ void release() {
+    __syncwarp();
+    from.advance();
+    copy();
+  }
+};
+
+}  // namespace decode
