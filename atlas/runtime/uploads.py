@@ -31,30 +31,27 @@ class Uploads:
 
     def __init__(self, backend: Backend, slots: int, nbytes: int) -> None:
         self._backend, self._nbytes, self._left = backend, nbytes, slots
-        self._free: list[Slot] = []
         self._busy: deque[tuple[int, Slot]] = deque()
 
     def take(self) -> Slot:
         """A slot to fill. Waits for the device if it still copies from all that are not being filled, of which there
         must be some. Memory is pinned as it is needed: the first slots are filled meanwhile."""
-        if not self._free and self._left:
+        if self._left:
             self._left -= 1
             return Slot(self._backend.staging(self._nbytes))
-        if not self._free:
-            ticket, slot = self._busy.popleft()
-            self._backend.wait(ticket)
-            return slot
-        return self._free.pop()
+        return self._sent()
 
     def send(self, offset: int, slot: Slot) -> None:
         """Start copying what was filled to the arena at `offset`; the slot is free again once that is done."""
         self._busy.append((self._backend.upload(offset, slot.memory[: slot.used]), slot))
 
     def finish(self) -> None:
-        """Wait until everything has arrived, and give the memory back: it is more than 100 MB."""
+        """Wait until everything has arrived, and give the memory back."""
         while self._busy:
-            ticket, slot = self._busy.popleft()
-            self._backend.wait(ticket)
-            self._free.append(slot)
-        while self._free:
-            self._backend.release(self._free.pop().memory)
+            self._backend.release(self._sent().memory)
+
+    def _sent(self) -> Slot:
+        """The slot that was sent first, once it is free."""
+        ticket, slot = self._busy.popleft()
+        self._backend.wait(ticket)
+        return slot

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,8 @@ class GgufCheckpoint(Checkpoint):
                     fix="download all parts",
                 )
         self._maps: dict[int, npt.NDArray[np.uint8]] = {}
+        self._files: dict[int, int] = {}
+        weakref.finalize(self, _close, self._files)
         memo = self._memo()
         self._digest, index = self._cached_index(memo) or self._build_index(memo)
         self._index = index
@@ -209,6 +213,16 @@ class GgufCheckpoint(Checkpoint):
             return values
         return self._dequantize(name, raw, tensor).reshape(len(raw), *self.info(name).shape[1:])
 
+    def place(self, name: str) -> tuple[int, int] | None:
+        self.info(name)
+        stored, expert = self._names[name]
+        tensor = self._index.tensors[stored]
+        if tensor.type not in _FLOATS or self._reordered(name) or name.endswith("norm.weight"):
+            return None
+        if tensor.part not in self._files:
+            self._files[tensor.part] = os.open(self._parts[tensor.part], os.O_RDONLY | os.O_CLOEXEC)
+        return self._files[tensor.part], tensor.offset + (expert or 0) * (tensor.nbytes // tensor.shape[0])
+
     def read_quantized(self, name: str, rows: slice | None = None) -> QuantizedArray:
         info = self.info(name)
         if info.scheme is None:
@@ -226,10 +240,9 @@ class GgufCheckpoint(Checkpoint):
         data = self._bytes(tensor).reshape(*tensor.shape[: 1 if expert is None else 2], -1)
         if expert is not None:
             data = data[expert]
-        module = name.rsplit(".", 2)[-2]
-        if module not in ("q_proj", "k_proj") or not self._architecture.permuted:
+        if not self._reordered(name):
             return data[begin:end], tensor
-        field = "num_attention_heads" if module == "q_proj" else "num_key_value_heads"
+        field = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
         if tensor.shape[0] % (2 * self.config[field]):
             raise CheckpointError(
                 str(self.path),
@@ -237,6 +250,10 @@ class GgufCheckpoint(Checkpoint):
                 f"a multiple of 2 * {field} ({self.config[field]})",
             )
         return data[unpermute_rows(np.arange(tensor.shape[0]), self.config[field])[begin:end]], tensor
+
+    def _reordered(self, name: str) -> bool:
+        """Whether the file has the rows in another order."""
+        return self._architecture.permuted and name.rsplit(".", 2)[-2] in ("q_proj", "k_proj")
 
     def _bytes(self, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
         if tensor.part not in self._maps:
@@ -264,6 +281,7 @@ class GgufCheckpoint(Checkpoint):
 
     def close(self) -> None:
         self._maps.clear()
+        _close(self._files)
 
     # ---- tokenizer -----------------------------------------------------------------------------
 
@@ -299,6 +317,11 @@ class GgufCheckpoint(Checkpoint):
             log.warning("the cached tokenizer in %s is damaged or of another version: made again", folder)
             return None
         return documents
+
+
+def _close(files: dict[int, int]) -> None:
+    while files:
+        os.close(files.popitem()[1])
 
 
 def _is_large(value: Any) -> bool:

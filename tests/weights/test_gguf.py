@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,28 @@ def test_every_type_is_exact(tmp_path: Path, types: tuple[Q, ...]) -> None:
         expected = gguf.quants.dequantize(array, kind).reshape(weight.shape)
         # Applying the converter's own permutation again gives the stored order.
         np.testing.assert_array_equal(stored(stem, got.astype(np.float32)), expected)
+
+
+@pytest.mark.parametrize("kind", [Q.BF16, Q.Q4_0])
+def test_the_place_of_a_tensor_holds_what_is_read(tmp_path: Path, kind: Q) -> None:
+    """Where the file has it so: not quantised, and no rows of heads, which GGUF has in another order."""
+    checkpoint = open_checkpoint(write(tmp_path / "m.gguf", tensors=with_types((kind,))))
+    without = {name for name in checkpoint.tensors if checkpoint.place(name) is None}
+    if kind == Q.Q4_0:
+        assert without >= {name for name, info in checkpoint.tensors.items() if info.scheme}
+    else:
+        assert {".".join(name.split(".")[-3:-1]) for name in without} >= {"self_attn.q_proj", "self_attn.k_proj"}
+        assert {
+            "model.embed_tokens.weight",
+            "model.layers.0.mlp.down_proj.weight",
+        } <= checkpoint.tensors.keys() - without
+    for name in checkpoint.tensors.keys() - without:
+        file, offset = checkpoint.place(name) or (-1, -1)
+        array = checkpoint.read(name)
+        assert os.pread(file, array.nbytes, offset) == array.tobytes(), name
+    open_files = len(os.listdir("/proc/self/fd"))
+    checkpoint.close()
+    assert len(os.listdir("/proc/self/fd")) == open_files - (kind == Q.BF16)
 
 
 def test_biases_and_own_lm_head(tmp_path: Path) -> None:
