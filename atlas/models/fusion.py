@@ -7,6 +7,8 @@ A launch costs a GPU about a microsecond and everything that it leaves costs a t
 
     rope_kv_append, paged_attention, quantize_rows of its rows if there is one
         ->  rope_attention in decode steps, the same as before in prefill steps
+    or else paged_attention, quantize_rows
+        ->  paged_attention that rounds its rows in decode steps, the same as before in prefill steps
 
     linear, residual_rms_norm, linear or gated_linear of its rows
         ->  residual_linear, normed_linear or normed_gated_linear in decode steps, the same as before in prefill steps
@@ -14,9 +16,9 @@ A launch costs a GPU about a microsecond and everything that it leaves costs a t
     rms_norm, one of these products  ->  norm_parts and the product in decode steps, so that it has one kernel there
     linear, residual_add             ->  residual_linear in decode steps, for the same reason
 
-the last three where the hardware has kernels for them. A fused kernel rounds once, at its end: it leaves no gate and up
-to round, and adds f32 or bf16 products in fp32. Build and load both get a model's programs from `record` below: the
-kernels that are compiled are those that are asked for.
+all but the first two where the hardware has kernels for them. A fused kernel rounds once, at its end: it leaves no gate
+and up to round, and adds f32 or bf16 products in fp32. Build and load both get a model's programs from `record` below:
+the kernels that are compiled are those that are asked for.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def record(
 
 def fused(programs: StepPrograms, has: HasKernel = lambda key: False) -> StepPrograms:
     """The same programs with neighbouring launches fused. Buffers that only stood between two of them are gone."""
-    found = _rewritten(programs, has, (_add_norm, _gated, _attention))
+    found = _rewritten(programs, has, (_add_norm, _gated, _attention, _rounded_attention))
     found = _rewritten(found, has, (_norm_in_products,))
     made = {launch.key for launch in found.launches()}
     return _rewritten(found, lambda key: has(key) and (key in made or key.op == "norm_parts"), (_norm_parts, _added))
@@ -139,6 +141,26 @@ def _attention(recorder: Recorder, launches: Launches, has: HasKernel) -> int:
             recorder.add(together)
             return taken
     return 0
+
+
+def _rounded_attention(recorder: Recorder, launches: Launches, has: HasKernel) -> int:
+    """Two for prefill steps, with one that leaves rounded rows for decode steps, if they are attention and the rounding
+    of its rows, nobody else reads those and there is a kernel for it."""
+    if _ops(launches, 2) != ("paged_attention", "quantize_rows") or _rows(launches[0]) != _rows(launches[1]):
+        return 0
+    attention, rounding = launches[:2]
+    attention_of, rounding_of = dict(attention.operands), dict(rounding.operands)
+    if rounding_of["x"] != attention_of["out"] or _is_read(attention_of["out"], launches[2:]):
+        return 0
+    operands, constants = {**attention_of, "out": rounding_of["out"]}, dict(attention.key.constants)
+    together = recorder.checked(
+        attention.key.op, attention.name, operands, dict(attention.dims), constants, PHASES[PHASE_DECODE]
+    )
+    if not has(together.key):
+        return 0
+    _in_prefill_steps(recorder, launches[:2])
+    recorder.add(together)
+    return 2
 
 
 def _norm_in_products(recorder: Recorder, launches: Launches, has: HasKernel) -> int:
@@ -243,6 +265,10 @@ def _undivided(
 
 def _ops(launches: Launches, count: int) -> tuple[str, ...]:
     return tuple(launch.key.op for launch in launches[:count])
+
+
+def _rows(launch: Launch) -> str:
+    return dict(launch.dims)["rows"]
 
 
 def _in_prefill_steps(recorder: Recorder, launches: Launches) -> None:

@@ -218,6 +218,23 @@ def test_without_a_kernel_that_quantises_rows_are_quantised_as_before() -> None:
     assert attention_of(found) == layers * [*PREFILL, *both]
 
 
+def test_attention_rounds_its_rows_in_decode_steps_where_there_is_a_kernel() -> None:
+    layers = family_models.config("qwen3")["num_hidden_layers"]
+    found = programs("qwen3", "fp8", "cuda", lambda key: key.op == "paged_attention")
+    rope, attention = (op for op, _, _ in PREFILL)
+    expected = [
+        (rope, "", ""),
+        (attention, "attended", "prefill"),
+        ("quantize_rows", "attended_f8g128", "prefill"),
+        (attention, "attended_f8g128", "decode"),
+    ]
+    assert attention_of(found) == layers * expected
+    assert attention_of(programs("qwen3", "bf16", "cuda", lambda key: key.op == "paged_attention")) == layers * [
+        (rope, "", ""),
+        (attention, "attended", ""),
+    ]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_window_or_a_norm_keeps_its_place(name: str) -> None:
     """rope_attention has the operands and constants of the launches for prompts."""
