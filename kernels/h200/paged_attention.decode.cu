@@ -11,11 +11,15 @@ q = ["bf16"]
 k_cache = ["bf16"]
 v_cache = ["bf16"]
 out = ["bf16", "f8g128"]
-# A thread writes four columns; groups of 128 of f8g128 are of one group of query heads.
+# A thread writes four columns; 128 columns of f8g128 are of one group of query heads.
 where = [
     "head_dim % 4 == 0",
     "n_heads // n_kv_heads * head_dim % 128 * (1 - min(1, size_out)) == 0",
+    "(n_heads // n_kv_heads - 1) // 8 * (head_dim % 128) * (1 - min(1, size_out)) == 0",
 ]
+[limits]
+# Of 16 heads of 128 that leave f8g128, outside of the loop.
+spills = 64
 [scratch]
 bytes = "multiprocessors * SPLITS * HEADS * (WIDTH + 2) * 4"
 [layouts]
@@ -103,9 +107,9 @@ static_assert(atlas::same_type<types::q, __nv_bfloat16> &&
                   atlas::same_type<types::k_cache, __nv_bfloat16> &&
                   atlas::same_type<types::v_cache, __nv_bfloat16>,
               "what is read is bf16");
-static_assert(head_dim % 4 == 0 &&
-                  (!atlas::same_type<types::out, unsigned char> ||
-                   (kHeads * head_dim % 128 == 0 && kHeadsPerKv * head_dim % 128 == 0)),
+static_assert(head_dim % 4 == 0 && (!atlas::same_type<types::out, unsigned char> ||
+                                    (kHeads * head_dim % 128 == 0 && kWidth == head_dim &&
+                                     kHeadsPerKv * head_dim % 128 == 0)),
               "a thread writes quads, a warp groups of f8g128 that share a scale");
 
 // Where a warp leaves its units' results.
