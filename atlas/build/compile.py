@@ -108,17 +108,17 @@ class ImageBlob:
     def __init__(self) -> None:
         self.data = bytearray()
         self.images: list[Image] = []
+        self._index: dict[str, int] = {}
 
     def add(self, image: bytes) -> int:
         """Index of the image, which starts 64-byte aligned in the blob."""
         sha256 = hashlib.sha256(image).hexdigest()
-        for index, known in enumerate(self.images):
-            if known.sha256 == sha256:
-                return index
-        self.data.extend(bytes(-len(self.data) % 64))
-        self.images.append(Image(len(self.data), len(image), sha256))
-        self.data.extend(image)
-        return len(self.images) - 1
+        if sha256 not in self._index:
+            self._index[sha256] = len(self.images)
+            self.data.extend(bytes(-len(self.data) % 64))
+            self.images.append(Image(len(self.data), len(image), sha256))
+            self.data.extend(image)
+        return self._index[sha256]
 
 
 def compile_keys(
