@@ -4,6 +4,7 @@ grid = ["multiprocessors", 1, 1]
 block = 288
 shared = "(130 + min(1, max_rows // 64) * 86) * 1024"
 pdl = true
+cluster = "1 + PAIRS * min(1, max_rows // 32) * min(1, 128 // max_rows)"
 [rows]
 up_to = [8, 16, 32, 64, 128, 256]
 [serves]
@@ -21,6 +22,7 @@ BLOCKS = "ceil_div(n, 128)"
 EACH = "multiprocessors // BLOCKS"
 EVEN = "min(1, 10 * BLOCKS * EACH // (9 * multiprocessors))"
 RANGES = "multiprocessors - EVEN * (multiprocessors - BLOCKS * EACH)"
+PAIRS = "EVEN * (1 - EACH % 2)"
 SIDES = 1
 [layouts]
 x = "tiles"

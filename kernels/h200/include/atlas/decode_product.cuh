@@ -30,9 +30,10 @@ __host__ __device__ constexpr int decode_threads(bool moves_registers, int sides
   return sides * kConsumers + (moves_registers ? kWarpgroup : 32);
 }
 
-// kRowBlocks of kTiles tiles of k in kRanges_ ranges, for kPasses times N tokens. kCluster: thread
-// blocks of a cluster, 1 or 2.
-template <class Weights_, int kPasses_, int kRowBlocks, int kTiles, int kRanges_, int kCluster>
+// kRowBlocks of kTiles tiles of k in kRanges_ ranges, for kPasses times N tokens. kPairs: whether
+// the ranges of a group are added up two by two. kCluster: thread blocks of a cluster, 1 or 2.
+template <class Weights_, int kPasses_, int kRowBlocks, int kTiles, int kRanges_, bool kPairs,
+          int kCluster>
 struct DecodeSplit {
   using Weights = Weights_;
   static constexpr int kN = Weights::kTokens, kPasses = kPasses_;
@@ -46,7 +47,8 @@ struct DecodeSplit {
   static constexpr bool kEven = kRanges % kGroups == 0;
   static constexpr int kEach = kEven ? kRanges / kGroups : 0;
   // Whether a group's sums are added up two by two, and whether a cluster has such a pair.
-  static constexpr bool kByPairs = kEven && kEach % 2 == 0, kPaired = kByPairs && kCluster == 2;
+  static constexpr bool kByPairs = kPairs && kEven && kEach % 2 == 0;
+  static constexpr bool kPaired = kByPairs && kCluster == 2;
   static_assert(!kPaired || kPasses == 1, "a pair trades the sums of one group, once");
   static_assert(Weights::kUnit % Weights::kSpan == 0, "a unit is whole slots");
   static_assert(static_cast<long long>(kTotal) * (kRanges + 1) < 1ll << 31, "ranges fit in an int");

@@ -20,8 +20,7 @@ using Weights = atlas::InstanceWeights<kTiles>;
 constexpr int kN = Weights::kTokens, kTogether = Weights::kTogether;
 constexpr int kBlockColumns = atlas::kTileRows / 2;
 constexpr int kBlocks = ceil_div(kColumns, kBlockColumns);
-using Split =
-    atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES, launch::cluster>;
+using Split = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES, false, 1>;
 using Sums = atlas::SharedSums<Split>;
 constexpr bool kF8Out = atlas::same_type<types::out, unsigned char>;
 constexpr int kSides = Weights::kSides, kOutTiles = ceil_div(kColumns, kF8Out ? 128 : 64);

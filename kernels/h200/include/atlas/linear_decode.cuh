@@ -16,8 +16,8 @@ constexpr int kColumns = constants::n, kTiles = ceil_div(constants::k, atlas::kT
 using Weights = atlas::InstanceWeights<kTiles>;
 constexpr int kN = Weights::kTokens, kTogether = Weights::kTogether;
 constexpr int kBlocks = ceil_div(kColumns, atlas::kTileRows);
-using Split =
-    atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES, launch::cluster>;
+using Split = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES,
+                                 knobs::PAIRS != 0, launch::cluster>;
 #ifdef ATLAS_TYPE_SQUARES_F32
 using Factors = atlas::RowFactors<launch::max_rows, ceil_div(constants::k, atlas::kTileRows),
                                   Weights::kSides * atlas::kConsumers>;

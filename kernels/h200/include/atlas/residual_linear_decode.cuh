@@ -16,8 +16,8 @@ constexpr int kColumns = constants::n, kTiles = ceil_div(constants::k, atlas::kT
 using Weights = atlas::InstanceWeights<kTiles>;
 constexpr int kN = Weights::kTokens;
 constexpr int kBlocks = ceil_div(kColumns, atlas::kTileRows);
-using Split =
-    atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES, launch::cluster>;
+using Split = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES,
+                                 knobs::PAIRS != 0, launch::cluster>;
 using Pair = atlas::PairedSums<Split>;
 using Sums = atlas::SharedSums<Split>;
 constexpr bool kF8Out = atlas::same_type<types::out, unsigned char>;

@@ -11,8 +11,8 @@
 // ones), and whoever has read it writes zero again. No flags, no fences: one trip to the L2 cache
 // each way.
 //
-// Where every group has the same even number of ranges, neighbours' parts are added up first: a
-// cluster of two may do that without scratch (paired_sums.cuh), and the pairs are what meets here.
+// Where every group has the same even number of ranges, neighbours' parts may be added up first: a
+// cluster of two does that without scratch (paired_sums.cuh), and the pairs are what meets here.
 //
 // Thread blocks wait for one another, so all must be resident: a launch has one per multiprocessor.
 #pragma once
@@ -314,36 +314,22 @@ class SharedSums {
     float4 sums[1][kTogether];
 #pragma unroll
     for (float4& four : sums[0]) four = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);  // as above
-    if constexpr (kByPairs) {
-#pragma unroll 1
-      for (int from = first; from <= last; from += 4) {
-        uint4 found[4][kTogether] = {};
+    if (begun) add_parts<1>(part(first, true, 0), 1, sums[0]);
 #pragma unroll
-        for (int block = 0; block < kTogether; ++block) {
-          if (from == first) found[0][block] = inverted(sum[block]);
-        }
-        add_parts(part(from, false, 0), last - from + 1, found, sums[0]);
-      }
-    } else {
-      if (begun) {
-        uint4 found[1][kTogether] = {};
-        add_parts(part(first, true, 0), 1, found, sums[0]);
-      }
-#pragma unroll
-      for (int block = 0; block < kTogether; ++block) add(sums[0][block], inverted(sum[block]));
+    for (int block = 0; block < kTogether; ++block) add(sums[0][block], inverted(sum[block]));
+    // By pairs, too, its own, the second, and a pair; then two pairs at a time.
+    constexpr int kNext = kByPairs ? 4 : 3;
+    add_parts<3>(part(blockIdx.x + 1, false, 0), kByPairs ? 3 : last - blockIdx.x, sums[0]);
 #pragma unroll 1
-      for (int from = blockIdx.x + 1; from <= last; from += 3) {
-        uint4 found[3][kTogether] = {};
-        add_parts(part(from, false, 0), last - from + 1, found, sums[0]);
-      }
+    for (int from = blockIdx.x + 4; from <= last; from += kNext) {
+      add_parts<kNext>(part(from, false, 0), last - from + 1, sums[0]);
     }
     give(0, 1, sums, fetched);
   }
-  // Adds the parts of `count` ranges, of the first kMost. What is not found yet is asked for
-  // together.
+  // Adds the parts of `count` ranges, of the first kMost, which are asked for together.
   template <int kMost>
-  __device__ static void add_parts(uint4* from, int count, uint4 (&found)[kMost][kTogether],
-                                   float4 (&sums)[kTogether]) {
+  __device__ static void add_parts(uint4* from, int count, float4 (&sums)[kTogether]) {
+    uint4 found[kMost][kTogether] = {};
     bool missing = true;
     while (missing) {
       missing = false;
@@ -362,9 +348,11 @@ class SharedSums {
     for (int i = 0; i < kMost * kTogether; ++i) {
       const int range = i / kTogether, block = i % kTogether;
       if (range >= count) break;
-      if constexpr (!kByPairs) {
+      // Of an odd number of parts the first completes a pair.
+      constexpr int kOdd = kMost % 2;
+      if (!kByPairs || range < kOdd) {
         add(sums[block], found[range][block]);
-      } else if (range % 2 != 0) {
+      } else if ((range - kOdd) % 2 != 0) {
         add(sums[block], found[range - 1][block], found[range][block]);
       }
       store(from + i / kTogether * kRange + i % kTogether * kBlock, uint4{});
