@@ -134,10 +134,10 @@ for phase, rows in ((step.PHASE_PREFILL, 3), (step.PHASE_DECODE, 3), (step.PHASE
 def test_a_step_makes_the_launches_of_its_phase(fake_driver: Path, tmp_path: Path) -> None:
     """Prompts launch by launch, decode steps from graphs of a few sizes. The model has two layers, each with three
     products that are not gated, and a head. Where norms are part of products, the last layer's MLP and the head run
-    decode kernels in every step, and of a decode step only the last layer's first product that is added is plain."""
+    decode kernels in every step, and a decode step has no plain product."""
     model = tiny_model.write(tmp_path / "model")
     pack = kernel_pack(model, tmp_path / "kernels.atlaspack", every=True)
     code = f"import sys\nsys.argv_pack, sys.argv_model = {str(pack)!r}, {str(model)!r}\n"
     status, output = run(fake_driver, code + ONE_PHASE, FAKE_CUDA_LOG=str(tmp_path / "log"))
     assert status == 0, output
-    assert output.splitlines()[-3:] == ["2 2 0 5 1", "0 0 2 1 3", "0 0 2 1 3"]
+    assert output.splitlines()[-3:] == ["2 2 0 5 1", "0 0 2 0 3", "0 0 2 0 3"]
