@@ -23,15 +23,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-ORDERED = ("gated_linear.prefill.f8", "gated_linear.prefill.f8g128", "paged_attention.prefill")
-"""Where reports of a write after a read are none: all lanes of a warp read scales or a tile of work, and then, after
-__syncwarp, one of them arrives at the barrier that the next copy waits for. racecheck sees the reads of that lane only
-as ordered. Built so that every lane arrives for itself, the same kernels are clean (docs/benchmarking.md)."""
+ORDERED = (
+    "gated_linear.prefill.f8",
+    "gated_linear.prefill.f8g128",
+    "paged_attention.prefill",
+    "paged_attention.decode",
+)
+"""Where reports of a write after a read are none: all lanes of a warp read scales, a tile of work or a unit's result,
+and then, after __syncwarp, one of them arrives at the barrier that whoever writes next waits for. racecheck sees the
+reads of that lane only as ordered. Built so that every lane arrives for itself, the first three are clean
+(docs/benchmarking.md)."""
 
 FORMATS = ("f8", "f8g128", "nvfp4", "i4g32", "i4g32b", "i4g32z", "i4g32m", "bf16")
 LARGE = re.compile(r"vocab\d{3,}|logits\d{3,}|k(4096|8192|14336)|rows(256|300)|test_wide|hidden4096")
 """Cases that take minutes under racecheck."""
 CASE = re.compile(r"tests/contract/test_(\w+)\.py::test_(?:matches|formats)\w*\[cuda-(decode|prefill)-(.*)\]")
+ACCESS = re.compile(r"(?:Race reported between \w+ access|and \w+ access|(?:Read|Write) Thread .*?) at .*")
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "--tb=short"]
 
 
@@ -55,7 +62,7 @@ def groups(names: list[str], each: int) -> dict[str, list[str]]:
 def run(tool: str, label: str, names: list[str], pack: Path, limit: float) -> dict[str, Any]:
     """One process. What pytest and the tool say of it."""
     command = ["compute-sanitizer", "--tool", tool, "--show-backtrace", "no", "--print-limit", "4"]
-    command += ["--error-exitcode", "9"]
+    command += ["--error-exitcode", "9", *(["--racecheck-report", "all"] if tool == "racecheck" else [])]
     with tempfile.NamedTemporaryFile("w", suffix=".ids") as file:
         file.write("\n".join(names))
         file.flush()
@@ -74,6 +81,7 @@ def run(tool: str, label: str, names: list[str], pack: Path, limit: float) -> di
         "seconds": round(time.perf_counter() - started, 1),
         "reports": int(hazards[1]) if hazards else None,
         "kinds": ["".join(kind) for kind in kinds],
+        "said": sorted(set(ACCESS.findall(text)))[:12],
         "pytest": next((line for line in reversed(text.splitlines()) if re.search(r"passed|failed|skipped", line)), ""),
     }
     ordered = label in ORDERED and result["kinds"] == ["WAR"]
