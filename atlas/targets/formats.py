@@ -136,19 +136,19 @@ at load. What none of them holds exactly is kept as bf16, for which every produc
 
 
 COMPILED = {"int4": ("i4g32b", "i4g32z"), "fp8": ("f8",)}
-"""Of ROLE_FORMATS, what every GPU target has kernels for, where that is not all of them. They hold exactly what is made
-at load and what common checkpoints of any model store (AWQ, GPTQ, compressed-tensors, GGUF's Q4_0; FP8 per tensor and
-channel). Kernels for the others are compiled for models whose facts name them, and come in packs that are built for a
-checkpoint (atlas/build/checkpoint_target.py)."""
+"""Of ROLE_FORMATS, what GPU targets have kernels for, where that is not all of them. They hold exactly what is made at
+load and what common checkpoints store (AWQ, GPTQ, compressed-tensors, GGUF's Q4_0; FP8 per tensor and channel).
+Kernels for the others come in packs that are built for a checkpoint (atlas/build/checkpoint_target.py)."""
 
 PUBLISHED = "published_formats"
-"""The field of a model's facts that names further formats, in which well-known checkpoints of it are published."""
+"""The field of a model's facts that names what well-known checkpoints of it store, in place of COMPILED."""
 
 
 def compiled_formats(role: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
     """The formats that GPU targets of a model have kernels for, of a weight role that has a word."""
-    every = ROLE_FORMATS[role]
-    return tuple(format for format in every if format in (*COMPILED.get(role, every), *facts.get(PUBLISHED, ())))
+    made_at_load, *_ = every = ROLE_FORMATS[role]
+    stored = facts.get(PUBLISHED, COMPILED.get(role, every))
+    return tuple(format for format in every if format in (made_at_load, *stored))
 
 
 def plain_format(role: str) -> str:
