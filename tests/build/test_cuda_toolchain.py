@@ -170,15 +170,20 @@ class TestCompiler:
     def test_every_architecture_compiles(self, arch: str) -> None:
         assert compile_gated_activation(arch=arch).image.startswith(b"\x7fELF")
 
-    @pytest.mark.parametrize("hardware", ["h200", "gb10"])
-    def test_every_op_of_the_real_model_compiles_without_local_memory(
-        self, hardware: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("hardware", "ops", "local"),
+        # The h200 folds norms into products, of which one is held to few registers and declares what that spills.
+        [("h200", 17, {"residual_linear"}), ("gb10", 13, set())],
+    )
+    def test_every_op_of_the_real_model_compiles_without_undeclared_local_memory(
+        self, hardware: str, ops: int, local: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         wanted = {"ATLAS_TARGET_HW": hardware, "ATLAS_TARGET_MODEL": "smollm2-135m", "ATLAS_TARGET_QUANT": "bf16"}
         selected = targets.select(KERNELS, wanted).targets
         target = next(target for target in selected if target.hardware.name == hardware)
         keys = build.closure(target)
-        assert len({key.op for key in keys}) == 13  # an op that no model records yet is no part of it
+        assert len({key.op for key in keys}) == ops  # an op that no model records yet is no part of it
         kernels = build.compile_keys(KERNELS, target, keys, target.hardware.arch, 2, build.ImageBlob())
-        assert [(k.name, v.spills, v.stack) for k in kernels for v in k.variants if v.spills or v.stack] == []
+        spilling = {k.name.partition("_x_")[0] for k in kernels for v in k.variants if v.spills or v.stack}
+        assert spilling == local
