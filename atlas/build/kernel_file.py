@@ -35,6 +35,9 @@ variant (0: any number), `multiprocessors`, `shared_memory_per_block`, `cluster_
 (10 times the major number and the minor) of the hardware, and `size_<operand>`, bytes of an operand's element (0 of a
 block format).
 
+A line `like = "<op>.decode.cu"` before the tables takes every key that they do not state from the file of that name in
+the same folder, which is not like another one itself.
+
 A layout is one of LAYOUT_NAMES (atlas/weights/layouts.py), or a name to which HARDWARE.toml gives one, or a table of
 these by dtype: `{ bf16 = "tiles", other = "row_major" }`. All kernels that touch a buffer must agree.
 
@@ -73,17 +76,16 @@ import difflib
 import functools
 import operator
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from atlas.build.declaration_text import tables
 from atlas.errors import BuildError
 from atlas.ops import OPS
 from atlas.targets.expression import evaluate, names_in
 from atlas.targets.quant import DTYPE_BYTES
 
-_DECLARATION = re.compile(r"/\* atlas\n(.*?)\*/", re.DOTALL)
 _CPU_KERNEL = re.compile(r"^ATLAS_CPU_KERNEL\(\s*\"([\w.]+)\"", re.MULTILINE)
 COSTS = ("bytes", "flops", "trips", "steps", "memory")
 COST_OF_LAUNCH = "launch"
@@ -233,12 +235,11 @@ def declaration(path: Path) -> Declaration:
     if op not in OPS:
         near = difflib.get_close_matches(op, OPS)
         raise BuildError(where, f"no op is called {op!r}", ", ".join(OPS), f"nearest: {near[0]}" if near else "")
-    match = _DECLARATION.search(path.read_text())
-    if not match:
+    document = tables(path)
+    if document is None:
         if path.suffix == ".cu":
             raise BuildError(where, "has no '/* atlas' declaration")
         return Declaration(path, op, (1, 1, 1), 1, 0, 0, {}, {})
-    document = _document(match.group(1), where)
     for table, content in document.items():
         if table not in _TABLES:
             raise BuildError(where, f"unknown table [{table}]", ", ".join(_TABLES))
@@ -318,8 +319,7 @@ def named(path: Path) -> tuple[str, str]:
 def serves(path: Path, dtypes: Mapping[str, str], constants: Mapping[str, int | float] | None = None) -> bool:
     """Whether a kernel file is for launches whose operands have these element types and formats, and with these
     constants; None: with some."""
-    status = path.stat()
-    stated = dict(_stated(path, status.st_mtime_ns, status.st_size))
+    stated = _serves(tables(path) or {}, str(path))
     rules = stated.pop(_WHERE, ())
     if not all(dtypes.get(operand, accepted[0]) in accepted for operand, accepted in stated.items()):
         return False
@@ -328,14 +328,6 @@ def serves(path: Path, dtypes: Mapping[str, str], constants: Mapping[str, int | 
     names = {name: value for name, value in constants.items() if isinstance(value, int)}
     names |= {f"size_{operand}": DTYPE_BYTES.get(dtype, 0) for operand, dtype in dtypes.items()}
     return all(_holds(rule, names, str(path), f"[serves] {_WHERE}") for rule in rules)
-
-
-@functools.lru_cache(maxsize=1024)
-def _stated(path: Path, modified: int, size: int) -> dict[str, tuple[str, ...]]:
-    """[serves] of a file, which is read again when it changes."""
-    del modified, size
-    match = _DECLARATION.search(path.read_text())
-    return _serves(_document(match.group(1), str(path)), str(path)) if match else {}
 
 
 _WHERE = "where"
@@ -351,13 +343,6 @@ def _serves(document: Mapping[str, Any], where: str) -> dict[str, tuple[str, ...
     for text in table.get(_WHERE, ()):
         _comparison(text, where, f"[serves] {_WHERE}")
     return {key: tuple(texts) for key, texts in table.items()}
-
-
-def _document(text: str, where: str) -> dict[str, dict[str, Any]]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise BuildError(where, f"declaration is not valid TOML: {error}") from None
 
 
 _LIMIT_KINDS = {

@@ -85,6 +85,36 @@ def test_a_wrong_declaration_names_file_and_key(tmp_path: Path, body: str, messa
     assert "linear.cu" in str(caught.value)
 
 
+def test_a_file_like_another_has_what_it_does_not_state_itself(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        '[launch]\nblock = 64\nshared = "A * 2"\n[serves]\nweight = ["bf16"]\n[limits]\nspills = 8\n'
+        '[knobs]\nA = 4\nB = "A + 1"\n[layouts]\nx = "tiles"\n',
+    )
+    own = '[serves]\nout = ["f32"]\n[limits]\nspills = 16\n[knobs]\nA = 8\n[layouts]\nout = "tiles"\n'
+    path = write(tmp_path, f'like = "linear.cu"\n{own}', "normed_linear.cu")
+    declared = declaration(path)
+    assert (declared.op, declared.block, declared.spills) == ("normed_linear", 64, 16)
+    assert declared.knobs({}) == {"A": 8, "B": 9}
+    assert declared.geometry({}, declared.knobs({})).shared == 16
+    assert declared.layouts == {"x": "tiles", "out": "tiles"}
+    assert kernel_file.serves(path, {"weight": "bf16", "out": "f32"})
+    assert not kernel_file.serves(path, {"weight": "f8", "out": "f32"})
+    assert not kernel_file.serves(path, {"weight": "bf16", "out": "bf16"})
+
+
+@pytest.mark.parametrize("like", ['"nowhere.cu"', '"../linear.cu"', '"rms_norm.cu"', '"normed_linear.cu"', "1"])
+def test_a_file_is_like_one_beside_it_that_is_like_none(tmp_path: Path, like: str) -> None:
+    write(tmp_path, "[knobs]\nA = 1\n")
+    write(tmp_path, 'like = "linear.cu"\n', "normed_linear.cu")
+    (tmp_path / "rms_norm.cu").write_text("// no declaration\n")
+    folder = tmp_path / "below"
+    folder.mkdir()
+    path = write(tmp_path if "/" not in like else folder, f"like = {like}\n", "residual_linear.cu")
+    with pytest.raises(BuildError, match=r"residual_linear.cu: like is .*; accepted: a kernel file beside it"):
+        declaration(path)
+
+
 @pytest.mark.parametrize("grid", ["ceil_div(rows, TILE)", "ceil_div(n, TILE)"])
 def test_a_grid_that_divides_by_zero_is_refused(tmp_path: Path, grid: str) -> None:
     declared = declaration(write(tmp_path, f'[launch]\ngrid = ["{grid}", 1, 1]\n[knobs]\nTILE = 0\n'))
