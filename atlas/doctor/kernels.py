@@ -122,16 +122,14 @@ def _choice(context: Context, config: Mapping[str, Any], origin: str, checkpoint
     sources = kernel_sources.find(shape.hash(), context.quant, context.kernel_packs, fix)
     no_device = reason.partition("; ")[0]
     recording = Recording(checkpoint, family, configured) if checkpoint else None
-    lacks = recording.lacks if recording else lambda kernels: ""
+    lacks = recording.lacks if recording else kernel_set.lacks_nothing
     choice = kernel_set.choose(context.backend, context.quant, shape, sources, devices, no_device, fix, natural, lacks)
     found = f"{context.model} ({origin}) would run on {choice.name}: {choice.reason}"
     if choice.backend != "cuda" and context.quant is None and choice.quant == natural["cpu"]:
         found += f"; {choice.quant} is nearest to how the checkpoint is stored"
     kind = "cuda" if choice.backend == "cuda" else "cpu"
-    roles, names = (
-        recipe(choice.quant, kind),
-        [k.name for k in choice.kernel_set.kernels] if choice.kernel_set else None,
-    )
+    roles = recipe(choice.quant, kind)
+    names = [kernel.name for kernel in choice.kernel_set.kernels] if choice.kernel_set else None
     programs = recording.programs(roles, kind, names) if recording else family.record(configured, roles)
     weights = programs.weight_bytes()
     room = available_memory(context)

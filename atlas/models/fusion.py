@@ -136,9 +136,8 @@ def _attention(recorder: Recorder, launches: Launches, has: HasKernel) -> int:
         together = recorder.checked(
             "rope_attention", attention.name, {**rope_of, "out": out}, dict(rope.dims), constants, PHASES[PHASE_DECODE]
         )
-        if has(together.key) and not any(_is_read(buffer, launches[taken:]) for buffer in left_out):
-            _in_prefill_steps(recorder, launches[:taken])
-            recorder.add(together)
+        read = any(_is_read(buffer, launches[taken:]) for buffer in left_out)
+        if not read and _instead(recorder, launches[:taken], [together], has):
             return taken
     return 0
 
@@ -156,11 +155,7 @@ def _rounded_attention(recorder: Recorder, launches: Launches, has: HasKernel) -
     together = recorder.checked(
         attention.key.op, attention.name, operands, dict(attention.dims), constants, PHASES[PHASE_DECODE]
     )
-    if not has(together.key):
-        return 0
-    _in_prefill_steps(recorder, launches[:2])
-    recorder.add(together)
-    return 2
+    return _instead(recorder, launches[:2], [together], has)
 
 
 def _norm_in_products(recorder: Recorder, launches: Launches, has: HasKernel) -> int:
@@ -195,15 +190,12 @@ def _norm_parts(recorder: Recorder, launches: Launches, has: HasKernel) -> int:
 def _added(recorder: Recorder, launches: Launches, has: HasKernel) -> int:
     """Two, if they are a product and its sum with the residual stream, behind which only some rows go on: with the
     kernel that other products have, what that leaves for a next product going nowhere."""
-    if (
-        _ops(launches, 4) != ("linear", "residual_add", "gather_rows", "rms_norm")
-        or launches[0].dims != launches[1].dims
-    ):
+    if _ops(launches, 4) != ("linear", "residual_add", "gather_rows", "rms_norm"):
         return 0
     product, add, _, norm = launches[:4]
     product_of, add_of = dict(product.operands), dict(add.operands)
     added = product_of.pop("out")
-    if add_of["x"] != added or _is_read(added, launches[2:]):
+    if add_of["x"] != added or product.dims != add.dims or _is_read(added, launches[2:]):
         return 0
     dtype, rows = dict(norm.key.dtypes)["out"], dict(product.dims)["rows"]
     shape = recorder.buffers[add_of["residual"]].shape
@@ -219,11 +211,7 @@ def _added(recorder: Recorder, launches: Launches, has: HasKernel) -> int:
     one = recorder.checked(
         "residual_linear", product.name, operands, dict(product.dims), constants, PHASES[PHASE_DECODE]
     )
-    if not has(one.key):
-        return 0
-    _in_prefill_steps(recorder, launches[:2])
-    recorder.add(one)
-    return 2
+    return _instead(recorder, launches[:2], [one], has)
 
 
 def _undivided(
@@ -253,14 +241,7 @@ def _undivided(
         recorder.checked(op, name, operands, dims, constants, phase),
         recorder.checked(f"normed_{reader.key.op}", reader.name, reader_of, dims, dict(reader.key.constants), phase),
     ]
-    there = [has(launch.key) for launch in new]  # of all, whatever the first's answer: who asks notes what is asked for
-    if not all(there):
-        return 0
-    if phase:
-        _in_prefill_steps(recorder, launches)
-    for launch in new:
-        recorder.add(launch)
-    return len(launches)
+    return _instead(recorder, launches, new, has)
 
 
 def _ops(launches: Launches, count: int) -> tuple[str, ...]:
@@ -271,9 +252,18 @@ def _rows(launch: Launch) -> str:
     return dict(launch.dims)["rows"]
 
 
-def _in_prefill_steps(recorder: Recorder, launches: Launches) -> None:
-    for launch in launches:
-        recorder.add(dataclasses.replace(launch, phase=PHASES[PHASE_PREFILL]))
+def _instead(recorder: Recorder, launches: Launches, new: Launches, has: HasKernel) -> int:
+    """Records `new` for the steps that they are of and `launches` for the others, if there are kernels for all of
+    `new`. Says for how many launches, 0 if for none."""
+    there = [has(launch.key) for launch in new]  # of all, whatever the first's answer: who asks notes what is asked for
+    if not all(there):
+        return 0
+    if new[0].phase:
+        for launch in launches:
+            recorder.add(dataclasses.replace(launch, phase=PHASES[PHASE_PREFILL]))
+    for launch in new:
+        recorder.add(launch)
+    return len(launches)
 
 
 def _is_read(buffer: str, launches: Launches) -> bool:

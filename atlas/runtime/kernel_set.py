@@ -40,7 +40,8 @@ Lacks = Callable[[KernelSet], str]
 """What a set of the right shape and quant does not have of the kernels that the checkpoint needs; "" if nothing."""
 
 
-def _nothing(kernel_set: KernelSet) -> str:
+def lacks_nothing(kernel_set: KernelSet) -> str:
+    """Where no checkpoint says what it needs."""
     return ""
 
 
@@ -88,7 +89,7 @@ def choose(
     no_device: str = "",
     fix: str = "",
     natural: Mapping[str, str] = NO_PREFERENCE,
-    lacks: Lacks = _nothing,
+    lacks: Lacks = lacks_nothing,
 ) -> Choice:
     """The first kernel set, in the order of `sources` (atlas/runtime/kernel_sources.py), that runs on one of `devices`.
 
@@ -236,7 +237,7 @@ def _judge(
     devices: Sequence[Device],
     no_device: str,
     unset: bool = False,
-    lacks: Lacks = _nothing,
+    lacks: Lacks = lacks_nothing,
 ) -> Candidate:
     """The verdict on one set: the first mismatch found.
 

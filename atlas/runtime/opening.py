@@ -35,7 +35,7 @@ def open_backend(
     options: RunnerOptions,
     model: str,
     natural: Mapping[str, str] = kernel_set.NO_PREFERENCE,
-    lacks: kernel_set.Lacks = lambda kernels: "",
+    lacks: kernel_set.Lacks = kernel_set.lacks_nothing,
 ) -> tuple[Backend, Choice, dict[str, KernelEntry]]:
     """The backend, its kernel set and that set's kernels by name. natural, lacks: as `kernel_set.choose` takes them."""
     if options.kernel_packs and options.backend in ("cpu", "reference"):
