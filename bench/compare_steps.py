@@ -64,10 +64,11 @@ def fill(runner: Any, length: Any, shared: bool = False, token: int = 0) -> None
         getattr(block, name)[:rows] = -1
 
 
-def replay_ms(runner: Any, rows: int, context: str) -> float:
-    """Milliseconds of a step, one step always waiting behind another."""
-    length, ahead, started = contexts(rows, context), None, 0.0
-    for step in range(STEPS + 8):
+def replay_ms(runner: Any, length: Any, steps: int = STEPS) -> float:
+    """Milliseconds of a step of sequences of these lengths when nothing but the device decides: one step always waits
+    behind another."""
+    ahead, started = None, 0.0
+    for step in range(steps + 8):
         if step == 8:
             started = time.perf_counter()
         if step <= runner.ahead:  # each slot keeps what was filled in
@@ -78,7 +79,7 @@ def replay_ms(runner: Any, rows: int, context: str) -> float:
         ahead = submitted
     assert ahead is not None
     runner.collect(ahead)
-    return (time.perf_counter() - started) / STEPS * 1e3
+    return (time.perf_counter() - started) / steps * 1e3
 
 
 def growth_us(runner: Any, rows: int) -> dict[str, float]:
@@ -154,7 +155,8 @@ def serve(model: Path, quant: str, pack: str, logits: Path) -> None:
     reply.write(json.dumps({"batch_invariant": same, "finite": bool(np.isfinite(values).all())}) + "\n")
     for line in sys.stdin:
         what, rows, *context = line.split()
-        answer = replay_ms(runner, int(rows), *context) if what == "time" else growth_us(runner, int(rows))
+        timed = what == "time"
+        answer = replay_ms(runner, contexts(int(rows), *context)) if timed else growth_us(runner, int(rows))
         reply.write(json.dumps(answer) + "\n")
 
 

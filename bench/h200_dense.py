@@ -40,6 +40,7 @@ from atlas.targets.quant import recipe
 from atlas.targets.shape import Shard
 from atlas.weights import open_checkpoint
 from bench import random_checkpoint
+from bench.compare_steps import fill, replay_ms
 from bench.predict_decode import kv_bytes, weight_bytes
 from bench.step_times import StepTimes
 
@@ -47,6 +48,8 @@ READ_CEILING = 4.65e12
 """Bytes per second that plain reads reach on this card."""
 CONCURRENCY = (1, 8, 32, 128)
 IN, OUT = 128, 1024
+MEAN_CONTEXT = IN + OUT // 2
+"""Tokens of a sequence, in the mean over its steps."""
 PREFILLS = ((1, 8192), (16, 2048))
 CONTEXT = 8448
 """Tokens of a sequence that the model is loaded for; the peer was."""
@@ -108,7 +111,7 @@ def expected(model: str, quant: str) -> dict[str, tuple[float, ...]]:
     config = facts(model)
     family = family_of(config)
     programs = fusion.record(family, family.configure(config, Shard()), recipe(quant, "cuda"), "cuda")
-    weights, kv = weight_bytes(programs), kv_bytes(programs, IN + OUT // 2)
+    weights, kv = weight_bytes(programs), kv_bytes(programs, MEAN_CONTEXT)
     limit = tuple(round(count * READ_CEILING / (weights + count * kv), 1) for count in CONCURRENCY)
     first = {name: round(share * limit[0], 1) for name, share in shares.items()}
     llama = PEER["llama-3-8b", quant]
@@ -221,40 +224,10 @@ def check(model: str, quant: str, folder: Path) -> dict[str, Any]:
     return result
 
 
-def fill_decode(runner: Runner, count: int, context: int) -> None:
-    """Describe a decode step of `count` sequences at `context` tokens in the block that is next."""
-    block, blocks = runner.block, -(-context // 16)
-    block.set_phase(PHASE_DECODE)
-    block.set_symbols({"n_rows": count, "n_seqs": count, "n_logits": count})
-    block.row_seq[:count] = block.logit_row[:count] = np.arange(count)
-    block.row_token[:count] = block.logit_temperature[:count] = block.logit_adjust[:count] = 0
-    block.row_position[:count] = context - 1
-    block.seq_slot[:count] = block.seq_rope[:count] = 0
-    block.block_table[:count, :blocks] = np.arange(count * blocks).reshape(count, blocks) % runner.limits.n_blocks
-    for name in ("logit_slot", "logit_mask", "logit_n_top", "logit_target"):
-        getattr(block, name)[:count] = -1
-
-
-def replay_ms(runner: Runner, count: int, context: int = IN + OUT // 2, steps: int = 100) -> float:
-    """Milliseconds of a decode step when nothing but the device decides: one step always waits behind another."""
-    ahead = None
-    for step in range(steps + 10):
-        if step == 10:
-            started = time.perf_counter()
-        fill_decode(runner, count, context)
-        submitted = runner.submit()
-        if ahead is not None:
-            runner.collect(ahead)
-        ahead = submitted
-    assert ahead is not None
-    runner.collect(ahead)
-    return round((time.perf_counter() - started) / steps * 1e3, 4)
-
-
-def by_kernel(runner: Runner, count: int, context: int = IN + OUT // 2) -> dict[str, list[float]]:
+def by_kernel(runner: Runner, count: int, context: int = MEAN_CONTEXT) -> dict[str, list[float]]:
     """Microseconds of a decode step of `count` sequences at `context` tokens: op and matrix -> [calls, us of all
     alone, us by which they make the step longer]. Alone each has its own start (1.3 us); the last sums to the step."""
-    fill_decode(runner, count, context)
+    fill(runner, np.full(count, context))
     launches = (*runner.forward_program.launches, *runner.sample_program.launches)
     runs = np.median(np.array([runner.run_timed() for _ in range(5)]), axis=0)
     found: dict[str, list[float]] = {}
@@ -311,7 +284,7 @@ def timings(model: str, folder: Path, quant: str, kernels: bool = True) -> dict[
             "tokens_per_second": round(count * OUT / seconds, 1),
             "step_ms": round(float(statistics.median(np.diff(times[len(times) // 4 :]))) * 1e3, 4),
             "first_token_ms": round(times[0] * 1e3, 2),
-            "replay_ms": replay_ms(runner, count),
+            "replay_ms": round(replay_ms(runner, np.full(count, MEAN_CONTEXT), steps=100), 4),
             **steps.summary(count * (OUT - 1)),
             **{name: row[column] for name, row in known.items() if len(row) > column},
         }

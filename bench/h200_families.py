@@ -43,11 +43,16 @@ MIXED = {"qwen3-down-in-bf16": ("down_proj",), "qwen3-gate-up-in-bf16": ("gate_p
 """FP8 checkpoint -> projections that it keeps in bf16: the two products of its MLPs then take different types, and gate
 and up are multiplied by a launch of their own."""
 
+MANY = 100
+"""Sequences of the last two steps: products of many rows are kernels of their own."""
+
 STEPS = (
     (PHASE_PREFILL, (23, 7, 17), (0, 0, 0)),
     (PHASE_PREFILL, (9, 40), (7, 17)),
     (PHASE_DECODE, (1, 1, 1), (23, 16, 57)),
     (PHASE_DECODE, (1, 1, 1), (24, 17, 58)),
+    (PHASE_PREFILL, (1,) * MANY, (0,) * MANY),
+    (PHASE_DECODE, (1,) * MANY, (1,) * MANY),
 )
 """Phase, rows of each sequence, and the positions of their first ones."""
 
@@ -96,7 +101,7 @@ def prepare(folder: Path, hardware: str, only: list[str]) -> int:
 def buffers(model: Path, quant: str, pack: str) -> dict[str, Any]:
     """Per op the launch whose output is furthest from `reference`, given the same inputs, and its error over the
     op's tolerance."""
-    sizes = {"max_seqs": 8, "max_rows": 64, "max_logits": 8, "max_context": 128, "kv_memory_bytes": 16 << 20}
+    sizes = {"max_seqs": MANY, "max_rows": 128, "max_logits": MANY, "max_context": 128, "kv_memory_bytes": 16 << 20}
     cuda = run.load(model, "cuda", quant, kernel_packs=(pack,), **sizes)
     reference = run.load(model, "reference", quant, programs="cuda", **sizes)
     rng, worst = np.random.default_rng(), dict[str, Any]()
@@ -110,9 +115,11 @@ def buffers(model: Path, quant: str, pack: str) -> dict[str, Any]:
             [np.arange(begin, begin + n) for begin, n in zip(begins, lengths, strict=True)]
         )
         block.row_kind[:rows] = block.seq_rope[:seqs] = 0
-        table = np.arange(seqs * cuda.limits.max_blocks).reshape(seqs, -1)
-        # The second step goes on with the second and the third sequence.
-        block.block_table[:seqs] = table[:seqs] if seqs == 3 else table[:seqs] + cuda.limits.max_blocks
+        if seqs == MANY:  # a block for each
+            table = np.arange(seqs)[:, None]
+        else:  # the second step goes on with the second and the third sequence
+            table = np.arange(3 * cuda.limits.max_blocks).reshape(3, -1)[-seqs:]
+        block.block_table[:seqs] = table
         block.seq_slot[:seqs] = block.logit_slot[:seqs] = np.arange(seqs)
         block.logit_row[:seqs] = np.cumsum(lengths) - 1
         block.logit_position[:seqs] = np.add(begins, lengths)
