@@ -141,9 +141,8 @@ def choose(
             return _because(choice, why)
     if asked:
         advice = fix if devices else NO_GPU_FIX
-        raise DeviceError(
-            "kernel_pack", "; ".join(map(str, asked)), f"{_what(devices, no_device)}, {_need(shape, wanted)}", advice
-        )
+        accepted = f"{_what(devices, '') if devices else 'a GPU that the pack is for'}, {_need(shape, wanted)}"
+        raise DeviceError("kernel_pack", "; ".join(map(str, asked)), accepted, advice)
     for candidate in near:
         _log.warning("not used: %s", candidate)
     reason = f"no GPU: {no_device}"
