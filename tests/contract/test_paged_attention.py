@@ -52,6 +52,13 @@ CASES = [
 ]
 
 
+HEADS_CASES = [
+    attention("bf16", heads, *sizes)
+    for heads in ((32, 8, 128), (16, 8, 128), (28, 4, 128), (40, 8, 128), (12, 2, 128), (14, 2, 64), (32, 32, 96))
+    for sizes in ((1, 1, 1), (7, 3, 2), (130, 5, 9), (3, 3, 67), (100, 100, 4))
+]
+"""What dense models have: 1, 2, 4, 5, 6 and 7 heads for one of keys and values."""
+
 F8_CASES = [
     attention("f8g128", heads, *sizes, window)
     for heads in ((32, 8, 128), (32, 8, 64), (16, 8, 128), (4, 1, 256))
@@ -89,6 +96,13 @@ def inputs(c: Case, rng: np.random.Generator, sharpness: float = 1.0) -> dict[st
 def test_rows_in_f8g128(device, case: Case, rng) -> None:
     if device.name.startswith("cpu"):
         pytest.skip("rows in f8g128 are a GPU's")
+    assert device.check(case, inputs(case, rng)) <= 1.0
+
+
+@pytest.mark.parametrize("case", HEADS_CASES, ids=str)
+def test_matches_reference_with_the_heads_of_models(device, case: Case, rng) -> None:
+    if device.name.startswith("cpu"):
+        pytest.skip("a CPU's kernel takes heads at run time")
     assert device.check(case, inputs(case, rng)) <= 1.0
 
 
