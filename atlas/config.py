@@ -79,7 +79,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         str | None,
         Meta(
             description="f32, bf16, int8 or int4 on a CPU, bf16, fp8, nvfp4 or int4 on a GPU that has kernels for it; "
-            "unset: on a GPU what the checkpoint is stored in, else bf16, on a CPU what keeps most of it as it is stored"
+            "unset: on a GPU what the checkpoint is stored in, else bf16; on a CPU what keeps most of that"
         ),
     ] = None
     kv_dtype: Annotated[
