@@ -46,7 +46,7 @@ def groups(names: list[str], each: int) -> dict[str, list[str]]:
         op, phase, case = match.groups()
         types = [part for part in case.split("-") if part in FORMATS]
         label = f"{op}.{phase}"
-        if op.endswith("linear"):  # of x, then of weights if these differ
+        if op.endswith(("linear", "qkv_append")):  # of x, then of weights if these differ
             of_weights = [part for part in types if part not in ("bf16", "f8g128")]
             label += f".{(of_weights or types or ['f32'])[0]}"
         found.setdefault(label, []).append(name)
