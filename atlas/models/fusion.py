@@ -16,6 +16,8 @@ A launch costs a GPU about a microsecond and everything that it leaves costs a t
     rms_norm, one of these products  ->  norm_parts and the product in decode steps, so that it has one kernel there
     linear, residual_add             ->  residual_linear in decode steps, for the same reason
 
+    normed_linear, rope_kv_append of its rows  ->  normed_qkv_append in decode steps, behind a step's rope_rows
+
 all but the first two where the hardware has kernels for them. A fused kernel rounds once, at its end: it leaves no gate
 and up to round, and adds f32 or bf16 products in fp32. Build and load both get a model's programs from `record` below:
 the kernels that are compiled are those that are asked for.
@@ -24,10 +26,12 @@ the kernels that are compiled are those that are asked for.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from atlas.build.kernel_file import PHASES
 from atlas.models.family import Family, FormatOf, ModelConfig
+from atlas.ops import OPS
 from atlas.ops.norm_parts import SHARE
 from atlas.runtime.program import KernelKey, Launch, Recorder, StepPrograms
 from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL
@@ -61,7 +65,9 @@ def fused(programs: StepPrograms, has: HasKernel = lambda key: False) -> StepPro
     found = _rewritten(programs, has, (_add_norm, _gated, _attention, _rounded_attention))
     found = _rewritten(found, has, (_norm_in_products,))
     made = {launch.key for launch in found.launches()}
-    return _rewritten(found, lambda key: has(key) and (key in made or key.op == "norm_parts"), (_norm_parts, _added))
+    there = {"norm_parts", "rope_rows"}
+    found = _rewritten(found, lambda key: has(key) and (key in made or key.op in there), (_norm_parts, _added))
+    return _rewritten(found, has, (functools.partial(_once, told=set()),))
 
 
 def _rewritten(programs: StepPrograms, has: HasKernel, rules: Sequence[Rule]) -> StepPrograms:
@@ -221,7 +227,8 @@ def _undivided(
     first: tuple[str, str, dict[str, str], Mapping[str, int | float]],
     has: HasKernel,
 ) -> int:
-    """How many of `launches`, the last two of which are a norm and its product, were recorded for prefill steps only.
+    """How many of `launches`, the last two of which are a norm and its product, were recorded for prefill steps only;
+    one more where the product's rows are then turned and appended in one launch with it.
 
     first: op, name, operands and constants of what leaves undivided rows in their place, but for their squares.
     """
@@ -237,11 +244,49 @@ def _undivided(
     reader_of["squares"] = squares
     # What is over logits has decode kernels in every step.
     phase = "" if norm.over_logits else PHASES[PHASE_DECODE]
-    new = [
-        recorder.checked(op, name, operands, dims, constants, phase),
-        recorder.checked(f"normed_{reader.key.op}", reader.name, reader_of, dims, dict(reader.key.constants), phase),
-    ]
-    return _instead(recorder, launches, new, has)
+    leaves = recorder.checked(op, name, operands, dims, constants, phase)
+    reads = recorder.checked(f"normed_{reader.key.op}", reader.name, reader_of, dims, dict(reader.key.constants), phase)
+    appends = _appends(recorder, reads, rest)
+    if appends and _instead(recorder, [*launches, rest[0]], [leaves, *appends], has):
+        return len(launches) + 1
+    return _instead(recorder, launches, [leaves, reads], has)
+
+
+def _appends(recorder: Recorder, product: Launch, rest: Launches) -> list[Launch]:
+    """What stands for a normed_linear and what turns and stores its rows, if that is the first of `rest`, else nothing.
+
+    What RoPE and the cache say of a step's rows is the same in every layer: `_once` leaves it to the first.
+    """
+    if _ops(rest, 1) != ("rope_kv_append",) or product.key.op != "normed_linear":
+        return []
+    product_of, rope_of, dims = dict(product.operands), dict(rest[0].operands), dict(rest[0].dims)
+    qkv, rows = product_of.pop("out"), dims["rows"]
+    if rope_of.pop("qkv") != qkv or rest[0].phase or dict(product.dims)["rows"] != rows or _is_read(qkv, rest[1:]):
+        return []
+    constants = {**dict(rest[0].key.constants), **dict(product.key.constants)}
+    frequencies, half = rope_of["inv_freq"], int(constants["rotary_dim"]) // 2
+    operands = {
+        **rope_of,
+        **product_of,
+        "turns": recorder.buffer(f"{frequencies}.turns", "f32", (rows, half, 2), "workspace"),
+        "places": recorder.buffer("places", "i32", (rows,), "workspace"),
+    }
+
+    def launch(op: str, name: str) -> Launch:
+        mine = [operand.name for operand in OPS[op].operands if operand.name in operands]
+        of = {dim: dims[dim] for dim in OPS[op].dims}
+        known = {constant: constants[constant] for constant in OPS[op].constants}
+        return recorder.checked(op, name, {each: operands[each] for each in mine}, of, known, PHASES[PHASE_DECODE])
+
+    return [launch("rope_rows", frequencies), launch("normed_qkv_append", product.name)]
+
+
+def _once(recorder: Recorder, launches: Launches, has: HasKernel, told: set[Launch]) -> int:
+    """One, if it works out what an earlier one has, as another launch."""
+    if launches[0].key.op != "rope_rows" or launches[0] not in told:
+        told.add(launches[0])
+        return 0
+    return 1
 
 
 def _ops(launches: Launches, count: int) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from atlas.ops.moe_route import MOE_ROUTE
 from atlas.ops.norm_parts import NORM_PARTS
 from atlas.ops.normed_gated_linear import NORMED_GATED_LINEAR
 from atlas.ops.normed_linear import NORMED_LINEAR
+from atlas.ops.normed_qkv_append import NORMED_QKV_APPEND
 from atlas.ops.op import Op, Operand
 from atlas.ops.paged_attention import PAGED_ATTENTION
 from atlas.ops.quantize_rows import QUANTIZE_ROWS
@@ -27,6 +28,7 @@ from atlas.ops.residual_rms_norm import RESIDUAL_RMS_NORM
 from atlas.ops.rms_norm import RMS_NORM
 from atlas.ops.rope_attention import ROPE_ATTENTION
 from atlas.ops.rope_kv_append import ROPE_KV_APPEND
+from atlas.ops.rope_rows import ROPE_ROWS
 from atlas.ops.sample import SAMPLE
 
 OPS = {
@@ -43,6 +45,8 @@ OPS = {
         NORMED_LINEAR,
         NORMED_GATED_LINEAR,
         LINEAR_A8,
+        ROPE_ROWS,
+        NORMED_QKV_APPEND,
         ROPE_KV_APPEND,
         PAGED_ATTENTION,
         ROPE_ATTENTION,

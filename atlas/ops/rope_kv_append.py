@@ -19,17 +19,28 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
     position * inv_freq[seq_rope[seq], i], computed in fp32, whose cosine and sine are multiplied by
     `rope_scale`. The elements after them stay as they are.
     """
-    rows, n_heads = dims["rows"], int(constants["n_heads"])
+    rows = dims["rows"]
+    position, sequence = arrays["row_position"][:rows].astype(np.int64), arrays["row_seq"][:rows]
+    cos, sin = turns(position, arrays["inv_freq"][arrays["seq_rope"][sequence]], float(constants["rope_scale"]))
+    block = arrays["block_table"][sequence, position // KV_BLOCK_SIZE]
+    append(arrays, arrays["qkv"][:rows].astype(np.float32), (cos, sin), (block, position % KV_BLOCK_SIZE), constants)
+
+
+def turns(position: Any, inv_freq: Any, rope_scale: float) -> tuple[Any, Any]:
+    """Cosines and sines [rows, rotary_dim / 2] of rows at positions, whose frequencies are given row by row."""
+    angle = position.astype(np.float32)[:, None] * inv_freq
+    scale = np.float32(rope_scale)
+    return np.cos(angle) * scale, np.sin(angle) * scale
+
+
+def append(arrays: Arrays, qkv: Any, turn: tuple[Any, Any], place: tuple[Any, Any], constants: Constants) -> None:
+    """Norms and turns rows of qkv (fp32), writes q_out and the caches. turn: as `turns` gives it. place: each row's
+    block and its slot there."""
+    rows, n_heads = len(qkv), int(constants["n_heads"])
     n_kv_heads, head_dim = int(constants["n_kv_heads"]), int(constants["head_dim"])
     rotary_dim = int(constants["rotary_dim"])
-    position, sequence = arrays["row_position"][:rows].astype(np.int64), arrays["row_seq"][:rows]
-    inv_freq = arrays["inv_freq"][arrays["seq_rope"][sequence]]
-    angle = position.astype(np.float32)[:, None] * inv_freq
-    scale = np.float32(constants["rope_scale"])
-    cos, sin = (np.cos(angle) * scale)[:, None, :], (np.sin(angle) * scale)[:, None, :]
-
-    qkv = arrays["qkv"][:rows].astype(np.float32).reshape(rows, n_heads + 2 * n_kv_heads, head_dim)
-    q, k, v = np.split(qkv, (n_heads, n_heads + n_kv_heads), axis=1)
+    cos, sin = (each[:, None, :] for each in turn)
+    q, k, v = np.split(qkv.reshape(rows, n_heads + 2 * n_kv_heads, head_dim), (n_heads, n_heads + n_kv_heads), axis=1)
 
     def turned(heads: Any, norm: str) -> Any:
         if norm in arrays:
@@ -40,9 +51,9 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
 
     q_out, k_cache, v_cache = arrays["q_out"], arrays["k_cache"], arrays["v_cache"]
     q_out[:rows] = turned(q, "q_norm").reshape(rows, -1).astype(q_out.dtype)
-    block = arrays["block_table"][sequence, position // KV_BLOCK_SIZE]
-    k_cache[block, :, position % KV_BLOCK_SIZE] = turned(k, "k_norm").astype(k_cache.dtype)
-    v_cache[block, :, position % KV_BLOCK_SIZE] = v.astype(v_cache.dtype)
+    block, slot = place
+    k_cache[block, :, slot] = turned(k, "k_norm").astype(k_cache.dtype)
+    v_cache[block, :, slot] = v.astype(v_cache.dtype)
 
 
 _CACHE = ("blocks", "n_kv_heads", KV_BLOCK_SIZE, "head_dim")

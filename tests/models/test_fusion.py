@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -73,16 +74,51 @@ def test_norms_in_products_change_roundings_alone(
         assert 0 < error < off, (phase, chunk)
 
 
+@pytest.mark.parametrize("quant", ["f32", "bf16", "fp8", "nvfp4"])
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3-biases", "granite-biases"])
+def test_rope_in_products_changes_a_rounding_alone(
+    name: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of q, k and v between the two, where products are bf16; in f32 not a bit."""
+    monkeypatch.setattr(fusion, "_attention", lambda *_: 0)
+    folder = family_models.write(tmp_path, name)
+    ids = [int(i) for i in np.random.default_rng().integers(0, family_models.VOCAB, 21)]
+    together = run.load(folder, "reference", quant, max_rows=32, max_seqs=2, programs="cuda")
+    made = [launch.key.op for launch in together.forward_program.launches if launch.is_made(PHASE_DECODE)]
+    layers = family_models.config(name)["num_hidden_layers"]
+    assert made.count("normed_qkv_append") == layers and made.count("rope_rows") == 1
+    assert "rope_kv_append" not in made
+    monkeypatch.setattr(fusion, "_appends", lambda *_: [])
+    apart = run.load(folder, "reference", quant, max_rows=32, max_seqs=2, programs="cuda")
+    for phase, chunk in ((PHASE_PREFILL, 32), (PHASE_DECODE, 1), (PHASE_DECODE, 8)):
+        expected, found = (np.float64(run.logits(runner, ids, chunk, phase)) for runner in (apart, together))
+        error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+        bound = 0.0 if phase == PHASE_PREFILL or quant == "f32" else 0.15 if quant == "fp8" else 0.02
+        assert error <= bound, (phase, chunk)
+
+
 @pytest.mark.parametrize("quant", ["bf16", "fp8"])
 @pytest.mark.parametrize("name", [*NAMES, "qwen3"])
 def test_a_set_has_the_kernels_of_the_programs_that_are_recorded_for_it(name: str, quant: str) -> None:
     """No rule waits for a kernel that another one leaves unused: then what is loaded would not be what was built."""
     if name.startswith("moe") and quant == "fp8":
         pytest.skip("experts have no such ops yet")
-    for lacks in ("", "rope_attention", "residual_linear", "normed_linear", "norm_parts"):
+    for lacks in ("", "rope_attention", "normed_qkv_append", "residual_linear", "normed_linear", "norm_parts"):
         built = programs(name, quant, "cuda", lambda key, lacks=lacks: key.op != lacks)  # type: ignore[misc]
         kernels = set(built.closure())
         assert programs(name, quant, "cuda", kernels.__contains__) == built, lacks
+
+
+def test_turns_of_rows_are_worked_out_once() -> None:
+    """Turns are worked out once, before the first layer."""
+    found = programs("qwen3", "bf16", "cuda", lambda key: key.op != "rope_attention")
+    forward = [(launch.key.op, launch.phase) for launch in found.forward.launches]
+    layers = family_models.config("qwen3")["num_hidden_layers"]
+    assert forward.count(("rope_rows", "decode")) == 1
+    assert forward.count(("normed_qkv_append", "decode")) == forward.count(("rope_kv_append", "prefill")) == layers
+    assert forward.index(("rope_rows", "decode")) < forward.index(("normed_qkv_append", "decode"))
+    # Gemma's products are normed before they are added: their norms are no parts of products, nor is rope.
+    assert "rope_rows" not in ops(programs("gemma3", "bf16", "cuda", lambda key: key.op != "rope_attention"))
 
 
 def test_attention_of_decode_steps_reads_what_it_appends(tmp_path: Path) -> None:
@@ -265,8 +301,9 @@ def test_a_window_or_a_norm_keeps_its_place(name: str) -> None:
 @pytest.mark.parametrize("phase", [PHASE_PREFILL, PHASE_DECODE])
 def test_each_phase_reads_what_it_wrote(phase: int, quant: str) -> None:
     """No launch reads workspace that only the other phase's launches write."""
-    for name in ("llama-biases", "qwen3", "gemma3", "phi3-window"):
-        found = programs(name, quant, "cuda", lambda key: True)
+    has = (lambda key: True, lambda key: key.op != "rope_attention")
+    for name, there in itertools.product(("llama-biases", "qwen3", "gemma3", "phi3-window"), has):
+        found = programs(name, quant, "cuda", there)
         written = {name for name, buffer in found.buffers.items() if buffer.kind != "workspace"}
         for launch in found.launches():
             if launch.is_made(phase):
