@@ -5,12 +5,15 @@ from __future__ import annotations
 from atlas.ops.logprobs import MAX_TOP
 from atlas.runtime.program import Recorder
 
+ON_REQUEST = ("adjust_logits", "logprobs")
+"""Ops whose launches leave rows that ask for nothing alone."""
+
 
 def record(recorder: Recorder, vocab: int) -> None:
     """Record the sample program over buffer `logits` [n_logits, vocab], which the forward program leaves.
 
     Per-slot state: `logit_bias` and `token_count` [n_slots, vocab], written by the host when a sequence that uses
-    them gets its slot; from then on `sample` counts. Rows that ask for nothing cost nothing.
+    them gets its slot; from then on `sample` counts. Steps whose rows ask for nothing of ON_REQUEST do without those.
     """
     recorder.begin("sample")
     sizes = {"vocab": vocab}

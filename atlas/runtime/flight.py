@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from atlas.models.sampling import ON_REQUEST
 from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.program import Program
@@ -35,18 +36,30 @@ class Pinned:
     array: Array
 
 
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A loaded program of so many launches."""
+
+    handle: int
+    launches: int
+
+
 class Place:
     """A place on the device for a step's block and results, and the programs loaded for it: `forward` and `sample`, and
-    where graphs are made both as one, `step`."""
+    where graphs are made both as one: `step`, and `plain` for steps that ask for nothing of ON_REQUEST."""
 
     def __init__(self, backend: Backend, forward: BoundProgram, sample: BoundProgram, index: int, graphs: bool) -> None:
         self.plan = forward.plan.at(index)
         here = [dataclasses.replace(program, plan=self.plan) for program in (forward, sample)]
         self.forward, self.sample = map(backend.load, here)
-        self.step: int | None = None
+        self.step: Step | None = None
         if graphs:
             launches = forward.program.launches + sample.program.launches
-            self.step = backend.load(dataclasses.replace(here[0], program=Program("step", launches)))
+            plain = tuple(launch for launch in launches if launch.key.op not in ON_REQUEST)
+            self.step, self.plain = (
+                Step(backend.load(dataclasses.replace(here[0], program=Program("step", made))), len(made))
+                for made in (launches, plain)
+            )
 
 
 class Slot:

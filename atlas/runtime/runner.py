@@ -208,7 +208,8 @@ class Runner:
         for place in self._places:
             assert place.step is not None
             for rows in buckets:
-                self.backend.capture(place.step, PHASE_DECODE, rows)
+                for step in (place.step, place.plain):
+                    self.backend.capture(step.handle, PHASE_DECODE, rows)
 
     def warm_up(self, phase: int = PHASE_PREFILL, rows: int = 1) -> None:
         """Run one step of `rows` sequences of one row, so that nothing is loaded or touched first by a request. Leaves
@@ -226,7 +227,7 @@ class Runner:
             getattr(block, name)[:logits] = -1
         for name in ("logit_position", "logit_adjust", "logit_temperature"):
             getattr(block, name)[:logits] = 0
-        self.collect(self.submit())
+        self.collect(self.submit(logprobs=phase == PHASE_PREFILL))  # once all launches, and then those of most steps
         block.set_phase(PHASE_PREFILL)
 
     def submit(self, masks: Sequence[Array] = (), logprobs: bool = False) -> InFlight:
@@ -242,7 +243,9 @@ class Runner:
                 self.backend.order_uploads()  # the step before may still read its masks there
             slot.deliver(masks)
         if rows and place.step is not None:
-            self.backend.run(place.step, 0, len(self._launches))
+            asks = logprobs or np.any(slot.block.logit_adjust[:rows])
+            step = place.step if asks else place.plain
+            self.backend.run(step.handle, 0, step.launches)
         else:
             self.backend.run(place.forward, 0, len(self.forward_program.launches))
             if rows:
@@ -321,10 +324,10 @@ class Runner:
     def run_growing(self, repeats: int) -> list[float]:
         """Run the step's first launch, its first two, and so on. Returns by how many seconds each makes the step
         longer, with what overlaps: for debugging, `cuda` only."""
-        handle = self._here.step
-        assert isinstance(self.backend, core.CoreBackend) and handle is not None
+        step = self._here.step
+        assert isinstance(self.backend, core.CoreBackend) and step is not None
         self.backend.begin_step(self.plan.offsets["step.header"], self.step_memory, self.block.used_bytes())
-        total = [self.backend.run_seconds(handle, 0, end + 1, repeats) for end in range(len(self._launches))]
+        total = [self.backend.run_seconds(step.handle, 0, end + 1, repeats) for end in range(len(self._launches))]
         return [after - before for before, after in zip([0.0, *total], total, strict=False)]
 
     def write(self, name: str, values: Array | BlockArray) -> None:

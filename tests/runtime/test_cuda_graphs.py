@@ -299,6 +299,40 @@ def test_no_request_makes_the_host_wait_for_more_than_a_step(fake_driver: Path, 
     assert output == "20 0 19\n", "a prompt's step and 19 of generated tokens"
 
 
+@pytest.mark.parametrize(
+    ("change", "given", "asked"),
+    [
+        ("", "", "sample"),
+        ("", "logprobs=True", "adjust_logits sample logprobs"),
+        ("runner.block.logit_adjust[1] = 1", "", "adjust_logits sample logprobs"),
+    ],
+)
+def test_a_step_makes_the_launches_that_its_rows_ask_for(
+    fake_driver: Path, tmp_path: Path, change: str, given: str, asked: str
+) -> None:
+    log = tmp_path / "log"
+    model = tiny_model.write(tmp_path / "model")
+    path = kernel_pack(model, tmp_path / "kernels.atlaspack")
+    code = f"""
+    sys.path.insert(0, {str(ROOT)!r})
+    from pathlib import Path
+    from atlas.debug import profile
+    from tests.models.run import load
+
+    runner = load(Path({str(model)!r}), "cuda", "bf16", kernel_packs=({str(path)!r},), kv_memory_bytes=1 << 20)
+    profile.fill_step(runner, 2, 1, 0)
+    {change or "pass"}
+    ready = sum(1 for _ in open(os.environ["FAKE_CUDA_LOG"]))
+    runner.collect(runner.submit({given}))
+    symbols = {{one.symbol: kernel.op for kernel in runner.choice.kernel_set.kernels for one in kernel.variants}}
+    made = [symbols[line.split()[0]] for line in open(os.environ["FAKE_CUDA_LOG"]).read().splitlines()[ready:]]
+    print(*made[made.index("adjust_logits" if "adjust_logits" in made else "sample") :])
+    """
+    status, output = run(fake_driver, code, FAKE_CUDA_LOG=str(log))
+    assert status == 0, output
+    assert output.splitlines()[-1] == asked, output
+
+
 def test_a_profile_says_what_each_launch_adds_to_the_step(fake_driver: Path, tmp_path: Path) -> None:
     """A kernel of the fake driver takes 0.5 ms, whatever runs beside it, and an event 0.25."""
     model = tiny_model.write(tmp_path / "model")
