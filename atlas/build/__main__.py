@@ -71,7 +71,7 @@ def build(arguments: argparse.Namespace) -> None:
     data = pack.to_bytes(manifest, blob)
     kernel_set = manifest.sets[0]
     if folder is not None:
-        output = folder / pack.cache_name(kernel_set.hardware, kernel_set.shape_hash, kernel_set.quant)
+        output = folder / pack.cache_name(kernel_set)
     if output is not None:
         pack.write(output, data)
         # A GPU serves bf16 when no quant is asked for (atlas/runtime/kernel_set.py).

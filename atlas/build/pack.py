@@ -70,9 +70,12 @@ def rebuild_command(model: str = "MODEL", hardware: str = "HW", quant: str = "QU
     return f"python -m atlas.build {shlex.quote(model)} --hw {hardware} --quant {quant}"
 
 
-def cache_name(hardware: str, shape_hash: str, quant: str) -> str:
-    """File name in the cache: everything that a lookup asks for, so that no file is opened in vain."""
-    return f"{hardware}-{shape_hash}-{quant}-{CORE_ABI}{SUFFIX}"
+def cache_name(kernel_set: KernelSet) -> str:
+    """File name in the cache: what a lookup asks for, so that no file is opened in vain, and a hash of the kernels'
+    names, so that packs for checkpoints that mix formats in different ways stand beside each other."""
+    names = hashlib.sha256("\n".join(sorted(kernel.name for kernel in kernel_set.kernels)).encode()).hexdigest()[:8]
+    words = (kernel_set.hardware, kernel_set.shape_hash, kernel_set.quant, names, str(CORE_ABI))
+    return "-".join(words) + SUFFIX
 
 
 def to_bytes(manifest: Manifest, blob: bytes) -> bytes:
