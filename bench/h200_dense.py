@@ -4,7 +4,7 @@
 
 For each model and quant: a checkpoint with random weights in memory (/dev/shm), then
 1. the same shape with few layers: logits of a prompt and of generated tokens against PyTorch in float32 on the same
-   dequantised weights, and greedy tokens alone and in a batch;
+   dequantised weights, a row's bits in batches of 1 to 128 rows, and greedy tokens alone and in a batch;
 2. decode: C requests of 128 random tokens in, 1,024 out, greedy, in this process: C = 1, 8, 32, 128; aggregate tokens/s
    from the first request's start to the last one's end, the median step, what the host took of it, and what steps far
    above the median lost;
@@ -40,7 +40,7 @@ from atlas.targets.quant import recipe
 from atlas.targets.shape import Shard
 from atlas.weights import open_checkpoint
 from bench import random_checkpoint
-from bench.compare_steps import fill, replay_ms
+from bench.compare_steps import fill, logits_of, replay_ms
 from bench.predict_decode import kv_bytes, weight_bytes
 from bench.step_times import StepTimes
 
@@ -199,12 +199,13 @@ def check(model: str, quant: str, folder: Path) -> dict[str, Any]:
 
     config = facts(model)
     small = random_checkpoint.write(folder / "few", config, CHECKED_LAYERS, seed=1)
-    runner = load(model, small, quant, max_context=512, max_seqs=32, max_rows=512, max_logits=128)
+    runner = load(model, small, quant, max_context=512, max_seqs=128, max_rows=512, max_logits=128)
     config = json.loads((small / "config.json").read_text())
     rng = np.random.default_rng()
     ids = rng.integers(0, config["vocab_size"], 213).tolist()
     expected = torch_decoder.logits(runner, config, ids)
     found = step_logits(runner, ids, 200)
+    _, same_bits = logits_of(runner, config["vocab_size"])
     prompts = [rng.integers(0, config["vocab_size"], n).tolist() for n in (1, 5, 64, 127, 128, 200, 33, 300)]
     engine = Engine(runner)
     together, _, _ = generate(engine, prompts, 24)
@@ -212,12 +213,14 @@ def check(model: str, quant: str, folder: Path) -> dict[str, Any]:
     result = {
         "prefill_relative_l2": round(relative_l2(found[:200], expected[:200]), 5),
         "decode_relative_l2": round(relative_l2(found[200:], expected[200:]), 5),
+        "same_bits_in_every_batch": same_bits,
         "batch_equals_alone": together == alone,
         "weight_loss": weight_loss(runner, small),
     }
     result["passed"] = bool(
         max(result["prefill_relative_l2"], result["decode_relative_l2"]) <= REL_L2[quant]
         and max(result["weight_loss"].values()) <= WEIGHT_LOSS[quant]
+        and same_bits
         and together == alone
     )
     shutil.rmtree(small)
