@@ -32,11 +32,12 @@ out = "tiles"
 GROUP = "n_heads // n_kv_heads"
 HEADS = "ceil_div(GROUP, ceil_div(GROUP, 8 + 8 * min(1, 128 // head_dim)))"
 # H200, 32 / 8 heads of 128, us at 1, 8, 32, 128 rows x 640 keys: eight computing warps and four
-# that add up 6.1, 9.7, 24.0, 82.0, two that add up 7.3, 11.0, 25.9, 84.8; four and two with 64 KB
-# 5.5, 10.4, 23.8. So up to four rows have the small block, which is resident beside a product's.
+# that add up 6.1, 9.7, 24.0, 82.0, two that add up 7.3, 11.0, 25.9, 84.8. Up to four rows have a
+# small block, which can be resident beside a product's: against two warps that add up, four are
+# 0.8 us a layer faster at one row; with it 8 and 32 rows are 1.1 and 0.6 slower.
 FEW = "1 - min(1, max_rows // 5)"
 WARPS = "8 - 4 * FEW"
-ADDERS = "4 - 2 * FEW"
+ADDERS = 4
 # Bytes of all rings: 96 KB take 84.1, 128 KB 85.4 us (128 rows, 80 registers); at four rows 64
 # KB leave a product room.
 RING = "98304 - 32768 * FEW"
@@ -72,16 +73,17 @@ RESULTS = "max(1, min(2, 49152 // (WARPS * RESULT)))"
 // take the stretch's units in turn and leave their results in shared memory; other warps add them
 // up in the stretch's order. No two warps meet at a barrier: each runs as far ahead as its ring or
 // its results' slots allow. A group that lies in one stretch is finished there. Of one that crosses
-// blocks the splits' results go through scratch to the block that has the last, which takes them
-// before its own last group, word by word as they come, without a flag or a fence, and leaves the
-// scratch empty for the next launch. A block begins with what it has of a group that the next one
-// ends. It waits only for blocks of lower index, which were started before it.
+// blocks the splits' results go through scratch to the block that has the last split, which takes
+// them before its own last group, word by word as they come, without a flag or a fence, and leaves
+// the scratch empty for the next launch. A block begins with what it has of a group that the next
+// one ends. It waits only for blocks of lower index, which were started before it.
 //
 // Memory. Each computing warp copies its pages of K and V into a ring of its own (a bulk copy each)
-// as slots come free. Before the inputs are there the ring takes pages that no kernel of this step
-// writes: those before the page of the lowest position that this step computes of their sequence.
-// rope_kv_append writes at the positions of the step's rows and nowhere else, and earlier steps
-// have ended. Block table, positions and counts are of the step block.
+// as slots come free. The ring is filled before the inputs are there. Of the keys that it then
+// holds those are not to be used which this step writes: from the lowest position on that it
+// computes of their sequence. They are fetched again once they are there, beside the query, and
+// laid over the others. All other keys are of earlier steps, which have ended. Block table,
+// positions and counts are of the step block.
 //
 // Keys after the row's position or before its window have no weight, were they NaN; pages of which
 // the row sees no key, and their entries of the table, are not read. Bytes: 4 * head_dim per
@@ -136,6 +138,8 @@ __device__ inline void compute(Ring& ring, const types::q* q, Results& results, 
     const int token = ring.of(ring.page, ring.read) * atlas::kPageTokens;
     const bool two = ring.of(ring.second, ring.read) >= 0;
 
+    if (ring.early > 0) ring.renew(token, ring.rows.fresh(row), cut.position, two);
+
     const auto first = [&](int n) { return token + n * atlas::kPageTokens; };
     const auto partly = [&](int n) {  // seen
       return first(n) < cut.begin || first(n) + atlas::kPageTokens - 1 > cut.position;
@@ -189,7 +193,7 @@ __device__ inline void write_out(const Part& sum, types::out* out, int row, int 
 }
 
 // Adds up the results of the stretch's units, and ends the groups that end here.
-__device__ inline void add_up(Walk walk, Results* results, const float* sums,
+__device__ inline void add_up(Walk walk, Results* results, const float* sums, Part& last,
                               unsigned char* scratch, types::out* out) {
   const Stretch& stretch = walk.stretch;
   const int lane = threadIdx.x % atlas::kWarp;
@@ -220,9 +224,11 @@ __device__ inline void add_up(Walk walk, Results* results, const float* sums,
   };
   // Whose last group it is: the last block whose equal part begins no later.
   const int group_begin = stretch.begin - stretch.first.unit;
-  const int other = (static_cast<long long>(group_begin + 1) * gridDim.x - 1) / stretch.total;
+  int other = blockIdx.x;
+  while (part_begin(stretch.total, other) > group_begin) --other;
+  atlas::wait_for_inputs();
   constexpr int kBatch = kPasses > 2 ? 1 : 4 / kPasses;
-  int splits = 0;  // of the group that other blocks have begun and this one ends
+  int splits = 0;  // of the group that this block ends, those before the `last`
   for (;;) {
     // Before the last group, if there are others: then their splits have long been there.
     if (splits > 0 && walk.left <= walk.here()) {
@@ -243,6 +249,7 @@ __device__ inline void add_up(Walk walk, Results* results, const float* sums,
           if (first + i < splits) group.append(parts[i]);
         }
       }
+      group.append(last);
       write_out(group, out, stretch.first.row, stretch.first.group);
       atlas::named_barrier(1, kAddThreads);  // maximum and total are read by many threads
       for (int split = 0; split < splits; ++split) group.empty(partial(other, split));
@@ -266,6 +273,8 @@ __device__ inline void add_up(Walk walk, Results* results, const float* sums,
       unit = stop;
       if (whole) {
         group.append(sum);
+      } else if (stop == walk.cut.units) {
+        last = sum;
       } else {
         sum.send(partial(first == 0 ? blockIdx.x : other, split));
       }
@@ -273,7 +282,7 @@ __device__ inline void add_up(Walk walk, Results* results, const float* sums,
     if (whole) {
       write_out(group, out, walk.at.row, walk.at.group);
     } else if (end == walk.cut.units) {
-      splits = walk.cut.splits();
+      splits = walk.cut.splits() - 1;
     }
     walk.skip(end - first);
   }
@@ -291,12 +300,13 @@ ATLAS_KERNEL(const types::q* q, const types::k_cache* k_cache, const types::v_ca
   __shared__ Results results[kWarps];
   __shared__ Rows rows;
   __shared__ Stretch stretch;
+  __shared__ Part last[kAddThreads];
   atlas::launch_dependents();
   const int warp = threadIdx.x / atlas::kWarp, lane = threadIdx.x % atlas::kWarp;
   const int row = threadIdx.x;
   const bool has_row = row < *n_rows;
   const int position = has_row ? row_position[row] : 0, sequence = has_row ? row_seq[row] : 0;
-  if (row < kMaxRows) rows.lowest_page[row] = 0x7FFFFFFF;
+  if (row < kMaxRows) rows.lowest[row] = 0x7FFFFFFF;
   if (warp < kWarps) {
     if (lane < kPieces) full[warp][lane].init(1);
     if (lane < kResults) {
@@ -309,14 +319,13 @@ ATLAS_KERNEL(const types::q* q, const types::k_cache* k_cache, const types::v_ca
   if (has_row) {
     rows.position[row] = position;
     rows.sequence[row] = sequence;
-    atomicMin(&rows.lowest_page[sequence % kMaxRows], position / atlas::kPageTokens);
+    atomicMin(&rows.lowest[sequence % kMaxRows], position);
   }
   stretch.find(rows, *n_rows);
 
   float* sums = reinterpret_cast<float*>(shared + kWarps * kPieces * kPageBytes);
   if (warp >= kWarps) {
-    atlas::wait_for_inputs();
-    add_up(Walk(rows, stretch), results, sums, scratch, out);
+    add_up(Walk(rows, stretch), results, sums, last[Part::index()], scratch, out);
     return;
   }
   Ring ring = {full[warp],
@@ -329,8 +338,7 @@ ATLAS_KERNEL(const types::q* q, const types::k_cache* k_cache, const types::v_ca
                *max_blocks,
                warp,
                lane};
-  const int early = ring.begin();
+  ring.begin();
   atlas::wait_for_inputs();
-  for (int i = early; i < kPieces; ++i) ring.copy();
   compute(ring, q, results[warp], sums + warp * kResults * kResult, lane);
 }

@@ -34,19 +34,23 @@ struct Cut {
   __device__ int splits() const { return atlas::ceil_div(units, split_units); }
 };
 
-// The step's rows, and the lowest page that this step writes of any sequence of a remainder.
+// The step's rows, and the lowest position that it computes of any sequence of a remainder.
 struct Rows {
-  int position[kMaxRows], sequence[kMaxRows], lowest_page[kMaxRows];
+  int position[kMaxRows], sequence[kMaxRows], lowest[kMaxRows];
 
-  // Whether an earlier step has written the page, and this one does not.
-  __device__ bool settled(int row, int page) const {
-    return page < lowest_page[sequence[row] % kMaxRows];
-  }
+  // Earlier steps have written the keys before this one.
+  __device__ int fresh(int row) const { return lowest[sequence[row] % kMaxRows]; }
 };
 
 struct Place {
   int row, group, unit;
 };
+
+// Where a block's equal part of `total` units begins.
+__device__ inline int part_begin(int total, int block) {
+  const int blocks = gridDim.x;
+  return total / blocks * block + total % blocks * block / blocks;
+}
 
 // Units begin..end - 1 of the list, from `first` until before `last`.
 struct Stretch {
@@ -79,7 +83,7 @@ struct Stretch {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       // An equal part, moved on to where a split begins.
-      const int target = static_cast<long long>(sum) * (blockIdx.x + i) / gridDim.x;
+      const int target = part_begin(sum, blockIdx.x + i);
       int& at = i == 0 ? begin : end;
       Place& place = i == 0 ? first : last;
       if (target == sum && threadIdx.x == 0) at = sum, place = {n_rows, 0, 0};
@@ -118,12 +122,14 @@ struct Walk {
       at.unit -= ahead;
       cut = Cut::of(rows.position[at.row]);
     }
-    while (at.unit >= cut.units) {
-      at.unit -= cut.units;
-      if (++at.group < kGroups) continue;
+    while (at.unit >= (kGroups - at.group) * cut.units) {
+      at.unit -= (kGroups - at.group) * cut.units;
       at.group = 0;
       cut = Cut::of(rows.position[++at.row]);
     }
+    const int groups = at.unit / cut.units;
+    at.group += groups;
+    at.unit -= groups * cut.units;
   }
   // The unit's first page, counted from the sequence's first, and whether there is a second.
   __device__ int page() const { return cut.first_page + at.unit * kUnitPages; }

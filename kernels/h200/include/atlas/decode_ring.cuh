@@ -40,6 +40,7 @@ struct Ring {
   int one, other;                       // the pages of the unit of the next copy
   int piece = 0;                        // of the next copy: K, K, V, V
   Turn<kPieces> from = {}, to = {};
+  int early = kPieces;  // pieces from the next one on that were copied before the inputs were there
 
   __device__ void look_ahead() {
     Walk walk(rows, stretch);
@@ -57,15 +58,11 @@ struct Ring {
   __device__ int of(int what, int unit) const {
     return __shfl_sync(atlas::kAllLanes, what, unit - known);
   }
-  // Begins, with as many pieces of the first unit as no kernel of this step writes.
-  __device__ int begin() {
+  // Fills the ring. What this step computes of it may not be there yet.
+  __device__ void begin() {
     look_ahead();
     find_pages();
-    const int row = one >= 0 ? of(place, 0) / kGroups : 0;
-    int early = one >= 0 && rows.settled(row, of(page, 0));
-    if (early > 0 && rows.settled(row, of(page, 0) + 1)) early = min(kPieces, other < 0 ? 2 : 4);
-    for (int i = 0; i < early; ++i) copy();
-    return early;
+    for (int i = 0; i < kPieces; ++i) copy();
   }
   __device__ void find_pages() {
     if (copied - known == atlas::kWarp) look_ahead();
@@ -93,6 +90,29 @@ struct Ring {
     if (behind) at.advance();
     full[at.slot].wait(at.parity);
     return slots + at.slot * kPageBytes;
+  }
+  // Lays the keys of the next unit that this step computes, those from `fresh` on, over what was
+  // copied before they were there. `token` is its first, `two` whether it has two pages.
+  __device__ void renew(int token, int fresh, int position, bool two) {
+    constexpr int kChunks = kPageBytes / (atlas::kPageTokens * 16);  // of a key
+    const int pages = two ? 2 : 1, end = min(position + 1, token + pages * atlas::kPageTokens);
+    for (int key = max(token, fresh); key < end; ++key) {
+      const int n = (key - token) / atlas::kPageTokens;
+      const size_t page = of(n == 0 ? first : second, read);
+      for (int i = lane; i < 2 * kChunks; i += atlas::kWarp) {
+        const int piece = n + i / kChunks * pages;
+        if (piece >= early) continue;
+        const int at = atlas::in_page(key % atlas::kPageTokens, i % kChunks * 8);
+        const unsigned char* cache = i < kChunks ? k_cache : v_cache;
+        const uint4 chunk = *reinterpret_cast<const uint4*>(cache + page * kPageBytes + at);
+        const int slot = from.slot + piece;
+        full[slot].wait(0);
+        *reinterpret_cast<uint4*>(slots + slot * kPageBytes + at) = chunk;
+      }
+    }
+    early -= 2 * pages;
+    atlas::publish_to_async_proxy();  // another copy will follow
+    __syncwarp();
   }
   // It has been read: another takes its place.
   __device__ void release() {
