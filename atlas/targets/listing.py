@@ -45,7 +45,7 @@ def tree(root: Path, environment: Mapping[str, str]) -> dict[str, Any]:
                 "architecture": (config.get("architectures") or ["?"])[0],
                 "shape": shape(config).hash(),
                 "ready": [target.name for target, state in states.items() if target.model == name and state.ready],
-                "lacks": summary({t: state for t, state in states.items() if t.model == name and not state.ready}),
+                "lacks": summary({t: s for t, s in states.items() if t.model == name and s.lacks not in ("", "quant")}),
                 "source": config.get("source", ""),
             }
             for name, config in facts(root).items()
@@ -71,30 +71,31 @@ def tree(root: Path, environment: Mapping[str, str]) -> dict[str, Any]:
 
 def tree_text(document: Mapping[str, Any]) -> str:
     """`tree` for people."""
-    rows = [("hardware", "arch", "SMs", "kernels for", "description")]
+    rows: list[tuple[Any, ...]] = [("hardware", "arch", "SMs", "kernels for", "description")]
     for h in document["hardware"]:
         arch = "abstract" if h["abstract"] else h["arch"] or "host"
         rows.append((h["name"], arch, h["multiprocessors"] or "", ", ".join(h["quants"]) or "-", h["description"]))
     lines = _columns(rows)
-    rows = [("model", "shape", "ready for", "no kernels yet", "")]
+    rows = [("model", "shape", "ready for")]
     for model in document["models"]:
-        ready = _grouped(name.split("/") for name in model["ready"])
-        rows.append((model["name"], model["shape"], ready or "-", model["lacks"], ""))
-    lines += ["", *_columns(rows)]
-    rows = [("quant", "ready on", "", "", "")]
-    rows += [
-        (quant["name"], ", ".join(quant["hardware"]) or "no kernels yet", "", "", "") for quant in document["quants"]
-    ]
+        rows.append((model["name"], model["shape"], _grouped(name.split("/") for name in model["ready"]) or "-"))
+    lines += ["", *_columns(rows), ""]
+    lines += [f"no kernels yet for {model['name']}: {model['lacks']}" for model in document["models"] if model["lacks"]]
+    rows = [("quant", "ready on")]
+    rows += [(quant["name"], ", ".join(quant["hardware"]) or "no kernels yet") for quant in document["quants"]]
     lines += ["", *_columns(rows), ""]
     return "\n".join([*lines, *document["notes"], f"selected: {', '.join(document['selected']) or 'nothing'}"])
 
 
 def _grouped(names: Iterable[list[str]]) -> str:
-    """`bf16 on cpu, h200; f32 on cpu` of (hardware, model, quant) names."""
+    """`gb10, h200: bf16, fp8; cpu: f32, bf16` of (hardware, model, quant) names."""
     quants: dict[str, list[str]] = {}
     for hardware, _, quant in names:
-        quants.setdefault(quant, []).append(hardware)
-    return "; ".join(f"{quant}: {', '.join(hardware)}" for quant, hardware in quants.items())
+        quants.setdefault(hardware, []).append(quant)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for hardware, served in quants.items():
+        alike.setdefault(tuple(served), []).append(hardware)
+    return "; ".join(f"{', '.join(hardware)}: {', '.join(served)}" for served, hardware in alike.items())
 
 
 def _columns(rows: Iterable[tuple[Any, ...]]) -> list[str]:

@@ -13,7 +13,8 @@ from atlas.errors import AtlasError, BuildError
 from atlas.targets import __main__ as contents
 from atlas.targets import inplace, listing
 from atlas.targets.hardware import walk
-from atlas.targets.target import select
+from atlas.targets.status import summary
+from atlas.targets.target import every, select
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -36,8 +37,7 @@ def test_the_list_has_the_status_of_every_target(tree: Path) -> None:
     assert {"name": "card/small/bf16", "status": "ready"} in document["targets"]
     later = next(model for model in document["models"] if model["name"] == "later")
     small = next(model for model in document["models"] if model["name"] == "small")
-    alike = "card, other have no f32, fp8, nvfp4, int4, int8 kernels"
-    assert small["lacks"] == f"{alike}, cpu has no fp8, nvfp4 kernels"  # not that nobody has what one lacks
+    assert small["lacks"] == ""  # what a hardware has for no model is said once, with the hardware
     assert later["ready"] == [] and later["lacks"] == "no family in atlas/models records LaterForCausalLM"
     assert {h["name"]: h["abstract"] for h in document["hardware"]} == {
         "base": True,
@@ -48,7 +48,16 @@ def test_the_list_has_the_status_of_every_target(tree: Path) -> None:
     assert document["quants"][1] == {"name": "bf16", "hardware": ["card", "cpu", "other"]}
     assert document["selected"] == [*CPU, "card/small/bf16"]
     text = listing.tree_text(document)
+    assert "card, other: bf16; cpu: f32, bf16, int4, int8\n" in text
+    assert "no kernels yet for later: no family" in text and "no kernels yet for small" not in text
     assert "fp8    no kernels yet" in text and text.endswith(f"selected: {', '.join(CPU)}, card/small/bf16")
+
+
+def test_hardware_that_lacks_the_same_is_said_once(tree: Path) -> None:
+    """And not that nobody has what one lacks."""
+    small = {target: state for target, state in every(tree).items() if target.model == "small"}
+    alike = "card, other have no f32, fp8, nvfp4, int4, int8 kernels"
+    assert summary(small) == f"{alike}, cpu has no fp8, nvfp4 kernels"
 
 
 def test_the_list_shows_even_when_the_selection_fails(tree: Path) -> None:
