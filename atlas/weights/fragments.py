@@ -7,6 +7,8 @@ bytes, a word for every 16 columns, with 8 codes: of row g + 8 i, column 8 c + 2
 p = i + 2 c and e:
 
     integers   code (p, e) in bits 4 p .. 4 p + 3 of half e
+    i4g32b     sign s and number m of code - 8 = (-1)^s (m + 1/2) - 1/2, in bits that one instruction brings to those of
+               a bf16 number that is linear in them: `_HALF_STEP_BITS`
     E2M1       bits that become sign, exponent and mantissa of bf16 by few instructions: `_E2M1_BITS`
 
 Scales and what else a group has lie by [h][w][g][i][group of the tile]. E2M1's scales are stored as numbers of 5
@@ -35,6 +37,14 @@ _CODE_BYTES = ROWS * COLUMNS // 2
 _DTYPES = {"f16": "<f2", "bf16": ml_dtypes.bfloat16, "e4m3": np.uint8}
 
 _INTEGER_BITS = tuple(tuple(16 * e + 4 * p + b for b in range(4)) for e in range(2) for p in range(4))
+_HALF_STEP_BITS = tuple(
+    # m, then the sign. Bits 4, 5, 6 and 15 of the half are those of register 0, times 16 those of 1; with the bytes
+    # of each half exchanged, those of 2 and 3.
+    tuple(bit + 16 * e for bit in bits)
+    for e in range(2)
+    for bits in ((4, 5, 6, 15), (0, 1, 2, 11), (12, 13, 14, 7), (8, 9, 10, 3))
+)
+_HALF_STEPS = np.array([code ^ (15 if code < 8 else 8) for code in range(16)], np.uint8)  # of each code: s m
 _E2M1_BITS = tuple(
     # Mantissa, low and high exponent bit, sign. A right rotation by 0, 3 or 6 brings those of registers 0 to 2 to
     # bits 6, 7, 8 and 15 of their half; a multiplication by 2^3 + 2^8 + 2^14 those of register 3.
@@ -90,7 +100,7 @@ def pack(array: QuantizedArray, format: Format, order: Array | None = None) -> A
         return result
 
     codes = rows(blocks.codes.view(np.uint8) ^ _zero_code(format), tiles * COLUMNS) ^ _zero_code(format)
-    fields = [_pack_codes(codes, tiles, _bits(format))]
+    fields = [_pack_codes(codes if format.name != "i4g32b" else _HALF_STEPS[codes], tiles, _bits(format))]
     groups = tiles * (COLUMNS // format.group)
     for values in _group_fields(blocks, format):
         fields.append(_pack_groups(rows(values, groups), tiles))
@@ -110,6 +120,8 @@ def unpack(raw: Array, n: int, k: int, format: Format, order: Array | None = Non
     where[places[(places >= 0) & (places < n)]] = np.flatnonzero((places >= 0) & (places < n))
     body = blocks[:, : tiles * tile_bytes(format)].reshape(len(blocks), tiles, -1)
     codes = _unpack_codes(body[:, :, :_CODE_BYTES], _bits(format))[where]
+    if format.name == "i4g32b":
+        codes = np.argsort(_HALF_STEPS).astype(np.uint8)[codes]
     position, fields = _CODE_BYTES, []
     for dtype in _field_dtypes(format):
         size = ROWS * per_tile * dtype.itemsize
@@ -166,6 +178,8 @@ def _zero_code(format: Format) -> np.uint8:
 
 
 def _bits(format: Format) -> tuple[tuple[int, ...], ...]:
+    if format.name == "i4g32b":
+        return _HALF_STEP_BITS
     return _E2M1_BITS if format.element == "e2m1" else _INTEGER_BITS
 
 
@@ -173,6 +187,10 @@ def _group_fields(blocks: QuantizedArray, format: Format) -> list[Array]:
     """What each group has, as it is stored: [n, groups] each."""
     if format.element == "e2m1":
         return [scale_bytes(blocks.scales)]
+    if format.name == "i4g32b":
+        most = np.abs(blocks.scales[np.isfinite(blocks.scales)]).max(initial=0)
+        if most >= 2**30:
+            raise BuildError("layout frag4", f"a scale of {most:g}", "less than 2^30")
     fields = [blocks.scales.astype(_DTYPES[format.scale])]
     if format.zero:
         assert blocks.zeros is not None

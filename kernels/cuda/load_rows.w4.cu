@@ -84,7 +84,11 @@ struct Writer {
  private:
   // A code of register p, low or high half e, where fragments.py has it.
   __device__ static unsigned placed(unsigned code, int p, int e) {
-    if constexpr (sizeof(Scale) == 2) return code << (16 * e + 4 * p);
+    if constexpr (sizeof(Scale) == 2) {
+      const unsigned steps = code ^ (code < 8 ? 15 : 8);
+      const int at = 4 - p % 2 * 4 + p / 2 * 8, sign = 15 - p % 2 * 4 - p / 2 * 8;
+      return ((steps & 7) << at | steps >> 3 << sign) << 16 * e;
+    }
     const unsigned low =
         p < 3 ? (code & 7) << (6 + 3 * p) | code >> 3 << (15 + 3 * p) : (code & 3) << 3 | code >> 2;
     return __funnelshift_l(low, low, 16 * e);

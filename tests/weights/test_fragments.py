@@ -17,9 +17,15 @@ from tests.weights.test_quantized import random_array
 FOUR_BIT = ("i4g32", "i4g32b", "i4g32z", "i4g32m", "nvfp4")
 
 
-def word_code(word: int, register: int, element: int, e2m1: bool) -> int:
+def word_code(word: int, register: int, element: int, name: str) -> int:
     """The code of a register's half in a word, by what the device does with the word."""
-    if not e2m1:
+    if name == "i4g32b":
+        if register >= 2:
+            word = (word & 0xFF00FF00) >> 8 | (word & 0x00FF00FF) << 8
+        half = word * 16 ** (register % 2) >> 16 * element & 0x8070
+        m = half >> 4 & 7
+        return 8 - m - 1 if half >> 15 else 8 + m
+    if name != "nvfp4":
         return word >> (16 * element + 4 * register) & 15
     if register == 3:
         moved = (word & 0x001B001B) * (2**3 + 2**8 + 2**14) & 0xFFFFFFFF
@@ -53,7 +59,7 @@ def test_every_code_and_scale_is_where_a_thread_looks_for_it(name: str, n: int, 
             group = 16 * step // format.group
             for element in range(2):
                 column = 64 * tile + 16 * step + 8 * c + 2 * t + element
-                code = word_code(word, register, element, name == "nvfp4")
+                code = word_code(word, register, element, name)
                 at, per_tile = (thread // 4 * 2 + i) * (64 // format.group) + group, 64 // format.group
                 if name == "nvfp4":
                     byte = int(body[4096:][at])
@@ -147,3 +153,7 @@ def test_what_the_layout_does_not_hold_is_refused() -> None:
     array.zeros[2, 1] = 128
     with pytest.raises(BuildError, match="a zero point of 128"):
         fragments.pack(array, FORMATS["i4g32z"])
+    array = random_array("i4g32b", 4, 64, 32)
+    array.scales[0, 0] = 2.0**30
+    with pytest.raises(BuildError, match=r"a scale of 1\.07374e\+09"):
+        fragments.pack(array, FORMATS["i4g32b"])

@@ -10,11 +10,11 @@
 //   kTile, kTail   bytes of a tile, and of what follows the tiles of a row block
 //   Packed         what a thread loads of a tile: load(tile)
 //   expand(packed, step, a)   the four registers of one step
-//   kFactor        where there is a tail, of 128 f32 factors of rows: what to multiply them by
+//   kFactor        what finished sums are multiplied by, beside a tail's 128 f32 factors of rows
 //
 // Each value of A is code times scale rounded to bf16 once. The arithmetic is in packed bf16, exact
 // but for that rounding; instructions decide the speed of a small product, so they are counted: a
-// tile takes a thread about 60 (nvfp4, i4g32b) to 105 (i4g32m).
+// tile takes a thread 48 (i4g32b), 56 (nvfp4) to about 105 (i4g32m).
 #pragma once
 
 #include <cuda_fp16.h>
@@ -68,6 +68,9 @@ class RowFactors4 {
     if constexpr (Format::kTail != 0) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) sum[i] *= factor_[i / 2 % 2] * Format::kFactor;
+    } else if constexpr (Format::kFactor != 1.0f) {
+#pragma unroll
+      for (float& value : sum) value *= Format::kFactor;
     }
   }
 
@@ -119,8 +122,14 @@ __device__ inline unsigned integer_codes(unsigned word, int p) {
   return and_or(word >> 4 * p, 0x000F000F, 0x43004300);
 }
 // (code - 8) * scale, scales in bf16, one for each 32 columns.
+//
+// A code stands as a sign and the three bits m of which code - 8 = +-(m + 1/2) - 1/2. With a one
+// below them they are, wherever they stand in the lower byte, a subnormal bf16 number, which is
+// linear in m: one fma with two multiples of the scale makes the weight, rounded once. Weights are
+// made 2^-32 times as large, so that both multiples of scales from 2^-86 to 2^29 are exact.
 struct I4g32b {
   static constexpr int kTile = kCodeBytes + 128 * 4, kTail = 0;
+  static constexpr float kFactor = 0x1p32f;
 
   struct Packed {
     uint4 codes;
@@ -132,12 +141,25 @@ struct I4g32b {
   }
   __device__ static void expand(const Packed& packed, int step, unsigned (&a)[4]) {
     const unsigned word = (&packed.codes.x)[step];
-    const unsigned scale[2] = {twice(packed.scales.x, step / 2), twice(packed.scales.y, step / 2)};
-#pragma unroll
-    for (int p = 0; p < 4; ++p) {
-      a[p] = bf16x2_mul(bf16x2_add(integer_codes(word, p), 0xC308C308), scale[p % 2]);  // - 136
-    }
+    const Scales low(packed.scales.x, step / 2), high(packed.scales.y, step / 2);
+    const unsigned other = __byte_perm(word, 0, 0x2301);
+    a[0] = low.times(word);
+    a[1] = high.times(word * 16);
+    a[2] = low.times(other);
+    a[3] = high.times(other * 16);
   }
+
+ private:
+  struct Scales {
+    unsigned whole, half;
+    // Times 2^97 and -2^-33.
+    __device__ Scales(unsigned pair, int which)
+        : whole(twice(bf16x2_mul(pair, 0x70007000), which)),
+          half(twice(bf16x2_mul(pair, 0xAF00AF00), which)) {}
+    __device__ unsigned times(unsigned codes) const {
+      return bf16x2_fma(and_or(codes, 0x80708070, 0x00080008), whole, half);
+    }
+  };
 };
 
 // Two scales of f16, each as the sum of two bf16 numbers: the second takes the three bits that the
@@ -163,6 +185,7 @@ __device__ inline float half_of(unsigned pair, int which) {
 template <bool kZeros>
 struct I4g32 {
   static constexpr int kTile = kCodeBytes + 128 * 4 + (kZeros ? 128 * 2 : 0), kTail = 0;
+  static constexpr float kFactor = 1.0f;
 
   struct Packed {
     uint4 codes;
@@ -203,6 +226,7 @@ struct I4g32 {
 // the power is taken off again by the addend.
 struct I4g32m {
   static constexpr int kTile = kCodeBytes + 2 * 128 * 4, kTail = 0;
+  static constexpr float kFactor = 1.0f;
 
   struct Packed {
     uint4 codes;
