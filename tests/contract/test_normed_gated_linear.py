@@ -30,7 +30,8 @@ CASES = [
         (320, 576, (1, 2, 3, 4, 7, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 256), ()),
         (504, 200, (1, 8, 40, 129), ("bias",)),
         (9000, 256, (2, 24, 128), ()),
-        (14016, 72, (8, 129), ()),  # more row blocks than multiprocessors, an odd number of them
+        (14016, 72, (8, 128, 129), ()),  # more row blocks than multiprocessors, an odd number of them
+        (14016, 200, (75,), ("bias",)),
     )
     for rows in counts
 ]
@@ -42,12 +43,13 @@ def test_matches_reference(device, case: Case, rng) -> None:
     assert device.check(case, inputs(case, rng)) <= 1.0
 
 
+@pytest.mark.parametrize(("intermediate", "k"), [(192, 576), (14016, 72)])
 @pytest.mark.parametrize("types", TYPES[:4], ids=lambda t: t["weight"])
-def test_row_does_not_depend_on_the_batch(device, types: dict[str, str], rng) -> None:
-    whole = gated(types, 192, 576, 256)
+def test_row_does_not_depend_on_the_batch(device, types: dict[str, str], intermediate: int, k: int, rng) -> None:
+    whole = gated(types, intermediate, k, 256)
     given: dict[str, Any] = inputs(whole, rng)
     expected = device.run(whole, given)["out"][:256]
     for rows in (1, 2, 8, 16, 33, 64, 128, 200):
         some = {name: first_rows(given[name], 256 - rows, 256) for name in ("x", "squares")}
-        actual = device.run(gated(types, 192, 576, rows), {**given, **some})["out"][:rows]
+        actual = device.run(gated(types, intermediate, k, rows), {**given, **some})["out"][:rows]
         assert as_bytes(actual) == as_bytes(expected[256 - rows :]), f"{rows} rows"

@@ -1,4 +1,5 @@
 // The class of decode_product.cuh for the weights of an instance, by the type of operand `weight`.
+// kByToken: of f8 and f8g128 (decode_weights.cuh).
 #pragma once
 
 #include "atlas/convert.cuh"
@@ -18,12 +19,12 @@ namespace atlas {
 constexpr int kPasses = ceil_div(launch::max_rows, 128), kTokens = launch::max_rows / kPasses;
 #ifdef ATLAS_FOUR_BIT
 constexpr int kTileColumns = 64;
-template <int kTiles>
+template <int kTiles, bool kByToken = false>
 using InstanceWeights = Weights4<kTokens, InstanceFormat, kTiles, knobs::SIDES>;
 #else
 #ifdef ATLAS_TYPE_WEIGHT_BF16
 constexpr int kTileColumns = 64;
-template <int kTiles>
+template <int kTiles, bool kByToken = false>
 using InstanceWeights = Bf16Weights<kTokens, knobs::TOGETHER>;
 #else
 constexpr int kTileColumns = 128;
@@ -32,8 +33,8 @@ constexpr bool kRowScales = true;
 #else
 constexpr bool kRowScales = false;
 #endif
-template <int kTiles>
-using InstanceWeights = F8Weights<kTokens, knobs::TOGETHER, kRowScales>;
+template <int kTiles, bool kByToken = false>
+using InstanceWeights = F8Weights<kTokens, knobs::TOGETHER, kRowScales, kByToken>;
 #endif
 #endif
 

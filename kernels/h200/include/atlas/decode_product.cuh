@@ -137,6 +137,7 @@ class DecodeProduct {
     if constexpr (Split::kPaired) cluster_arrive();
   }
 
+  __device__ const Weights& weights() const { return product_; }
   __device__ bool is_producer() const { return threadIdx.x >= kThreads; }
 
   // The warps behind the consumers: one thread copies everything into the ring, or with its warp.

@@ -16,13 +16,17 @@ using atlas::ceil_div;
 
 constexpr int kColumns = constants::intermediate;
 constexpr int kTiles = ceil_div(constants::k, atlas::kTileColumns);
-using Weights = atlas::InstanceWeights<kTiles>;
-constexpr int kN = Weights::kTokens, kTogether = Weights::kTogether;
 constexpr int kBlockColumns = atlas::kTileRows / 2;
 constexpr int kBlocks = ceil_div(kColumns, kBlockColumns);
+constexpr bool kF8Out = atlas::same_type<types::out, unsigned char>;
+// Whether a thread has tokens rather than weight rows (decode_weights.cuh): of whole groups, whose
+// sums nobody else has a part of.
+constexpr bool kByToken =
+    kF8Out && atlas::kTokens == 128 && ceil_div(kBlocks, 2) % knobs::RANGES == 0;
+using Weights = atlas::InstanceWeights<kTiles, kByToken>;
+constexpr int kN = Weights::kTokens, kTogether = Weights::kTogether;
 using Split = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES, false, 1>;
 using Sums = atlas::SharedSums<Split>;
-constexpr bool kF8Out = atlas::same_type<types::out, unsigned char>;
 constexpr int kSides = Weights::kSides, kOutTiles = ceil_div(kColumns, kF8Out ? 128 : 64);
 // Tiles of out that a thread has a part of, and eights of tokens that it activates at a time: of
 // one tile, all. Rows that are not there are activated, too, but not stored: with branches around
@@ -35,13 +39,15 @@ constexpr bool kDirect = kN == 8 && !kF8Out;
 constexpr int kEightBytes = 8 * atlas::kTileRowBytes;
 constexpr int kStaged = kDirect ? 0 : kMyTiles * kOwn * kEightBytes;
 constexpr int kGroupFactors = kF8Out ? kN * 4 : 0;
+// By token: scales of a group's weight rows.
+constexpr int kRowScales = kByToken ? kTogether * atlas::kTileRows * 4 : 0;
 #ifdef ATLAS_TYPE_SQUARES_F32
 using Factors = atlas::RowFactors<launch::max_rows, ceil_div(constants::k, atlas::kTileRows),
                                   kSides * atlas::kConsumers>;
 #else
 using Factors = atlas::NoRowFactors;
 #endif
-constexpr int kRest = kSides * kStaged + kGroupFactors + Factors::kBytes;
+constexpr int kRest = kSides * kStaged + kGroupFactors + kRowScales + Factors::kBytes;
 using Product = atlas::DecodeProduct<Split, launch::shared, kRest>;
 static_assert(launch::block == atlas::decode_threads(Weights::kMovesRegisters, kSides),
               "consumers and those who copy");
@@ -71,7 +77,7 @@ struct Store {
   static_assert(!kF8Out || kN * kWarps * 4 <= kStaged, "largest magnitudes stand where codes will");
 
   const float* bias;
-  Factors row_factors;
+  const Factors& row_factors;
   unsigned char* out;       // the row of tiles
   int before, rows, group;  // rows of earlier passes, and of this one
 
@@ -188,16 +194,112 @@ struct Store {
   }
 };
 
-template <class Out>
+// The same of sums by token, in fp8: a thread has gates and ups of two tokens, so that four lanes
+// have a token's group of 128 columns, and a warp two eights of tokens, which it stores by itself.
+struct StoreByToken {
+  const float *bias, *row_scales;  // of weight rows as they are stored, in shared memory
+  const Factors& row_factors;
+  unsigned char* out;
+  int before, rows, group;
+
+  __device__ void operator()(const float (&sums)[kTogether][kN / 2]) const {
+    unsigned char* const staged = shared_memory + launch::shared - kRest;
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16, four = lane % 4;
+    float value[2][kTogether][kBlockColumns / 4];  // by token; columns 8 q + 2 * four + e
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+#pragma unroll
+      for (int q = 0; q < kBlockColumns / 8; ++q) {
+        float2 scale[2] = {};  // of two gates, and of their ups
+#pragma unroll
+        for (int up = 0; up < 2; ++up) {
+          scale[up] = *reinterpret_cast<const float2*>(row_scales + i * atlas::kTileRows +
+                                                       8 * (2 * q + up) + 2 * four);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float factor = row_factors.one(before + token(h));
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const float* gate = sums[i] + 8 * q + 2 * h + e;
+            const int column = (group * kTogether + i) * kBlockColumns + 8 * q + 2 * four + e;
+            value[h][i][2 * q + e] = gated(bias, column, scaled(gate[0], scale[0], e, factor),
+                                           scaled(gate[4], scale[1], e, factor));
+          }
+        }
+      }
+    }
+    // The last call's eights are on their way.
+    if (lane < 2) atlas::bulk_wait_read<0>();
+    __syncwarp();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      unsigned most = 0;
+#pragma unroll
+      for (const auto& block : value[h]) {
+#pragma unroll
+        for (float one : block) most = max(most, atlas::magnitude_bits(one));
+      }
+      most = max(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
+      most = max(most, __shfl_xor_sync(0xFFFFFFFFu, most, 2));
+      const atlas::F8Group to_codes(most);
+      if (four == 0 && token(h) < rows) {
+        *reinterpret_cast<float*>(out + atlas::tile_offset<true>(0, group, kOutTiles) +
+                                  atlas::kTileBytes + token(h) * 4) = to_codes.scale;
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+#pragma unroll
+        for (int q = 0; q < kBlockColumns / 8; ++q) {
+          const int column = i * kBlockColumns + 8 * q + 2 * four;
+          *reinterpret_cast<unsigned short*>(staged + atlas::in_tile(token(h), column)) =
+              to_codes.codes(value[h][i][2 * q], value[h][i][2 * q + 1]);
+        }
+      }
+    }
+    atlas::publish_to_async_proxy();
+    __syncwarp();
+    const int eight = first / 8 + lane;
+    if (lane < 2 && 8 * eight < rows) {
+      atlas::bulk_store(out + atlas::tile_offset<true>(0, group, kOutTiles) + eight * kEightBytes,
+                        staged + eight * kEightBytes,
+                        min(8, rows - 8 * eight) * atlas::kTileRowBytes);
+      atlas::bulk_commit();
+    }
+  }
+
+ private:
+  __device__ static int token(int h) {
+    return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * h;
+  }
+  __device__ static float scaled(float sum, float2 scale, int e, float factor) {
+    if (Weights::kTail != 0) sum = __fmul_rn(sum, e == 0 ? scale.x : scale.y);
+    return Factors::kBytes > 0 ? __fmul_rn(sum, factor) : sum;
+  }
+};
+
+template <class Out, class Product>
 __device__ inline void consume(Product& product, const Sums& shared, const unsigned char* weights,
-                               const float* bias, Factors factors, Out* out, int rows) {
+                               const float* bias, Factors& factors, Out* out, int rows) {
   product.consume(weights, [&](int group, int pass, float (&sums)[kTogether][kN / 2]) {
     const int before = pass * kN, left = min(rows - before, kN);
     auto* tiles =
         reinterpret_cast<unsigned char*>(out) + atlas::tile_offset<kF8Out>(pass, 0, kOutTiles);
-    shared.finish(group, pass, sums, left, Store<Out>{bias, factors, tiles, before, left, group});
+    if constexpr (kByToken) {
+      auto* const scales =
+          reinterpret_cast<float*>(shared_memory + launch::shared - Factors::kBytes - kRowScales);
+      atlas::named_barrier(1, atlas::kConsumers);  // The last group's are read.
+      scales[threadIdx.x] = product.weights().row_scale;
+      factors.settle();
+      atlas::named_barrier(1, atlas::kConsumers);
+      const StoreByToken store{bias, scales, factors, tiles, before, left, group};
+      store(sums);
+    } else {
+      factors.settle();
+      shared.finish(group, pass, sums, left, Store<Out>{bias, factors, tiles, before, left, group});
+    }
   });
-  if (!kDirect && Split::consumer() < kMyTiles * kOwn) atlas::bulk_wait<0>();
+  if (kByToken || (!kDirect && Split::consumer() < kMyTiles * kOwn)) atlas::bulk_wait<0>();
 }
 
 }  // namespace
@@ -218,7 +320,7 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
     product.produce(weights, reinterpret_cast<const unsigned char*>(x), rows);
   } else {
     product.start_consumers();
-    const Factors factors(shared_memory + launch::shared - Factors::kBytes, squares, rows);
+    Factors factors(shared_memory + launch::shared - Factors::kBytes, squares, rows);
     consume(product, Sums(scratch, shared_memory), weights, bias, factors, out, rows);
   }
 }

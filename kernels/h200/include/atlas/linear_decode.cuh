@@ -37,7 +37,7 @@ extern __shared__ __align__(1024) unsigned char shared_memory[];
 // Stores finished sums of some eights of tokens, 32 bytes of a row at a time.
 struct Store {
   const float* bias;
-  Factors factors;
+  const Factors& factors;
   types::out* out;
   int before, rows, group;  // rows of earlier passes, and of this one
 
@@ -135,9 +135,10 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
     product.produce(weights, reinterpret_cast<const unsigned char*>(x), rows);
   } else {
     product.start_consumers();
-    const Factors factors(shared_memory + launch::shared - Factors::kBytes, squares, rows);
+    Factors factors(shared_memory + launch::shared - Factors::kBytes, squares, rows);
     const Sums shared(scratch, shared_memory, pair);
     product.consume(weights, [&](int group, int pass, float (&sums)[kTogether][kN / 2]) {
+      factors.settle();
       const int before = pass * kN, left = min(rows - before, kN);
       const Store store{bias, factors, out, before, left, group};
       shared.finish(group, pass, sums, left, store);

@@ -53,7 +53,7 @@ struct Store {
   const float *bias, *q_norm, *k_norm;
   const float2* turns;
   const int* places;
-  Factors factors;
+  const Factors& factors;
   __nv_bfloat16* q_out;
   unsigned char *k_cache, *v_cache;
   int before, rows, block;  // rows of earlier passes, and of this one
@@ -241,9 +241,10 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
     product.produce(weights, reinterpret_cast<const unsigned char*>(x), rows);
   } else {
     product.start_consumers();
-    const Factors factors(shared_memory + launch::shared - Factors::kBytes, squares, rows);
+    Factors factors(shared_memory + launch::shared - Factors::kBytes, squares, rows);
     const Sums shared(scratch, shared_memory, pair);
     product.consume(weights, [&](int group, int pass, float (&sums)[1][kN / 2]) {
+      factors.settle();
       const int before = pass * kN, left = min(rows - before, kN);
       const Store store{bias,
                         q_norm,
