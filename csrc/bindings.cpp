@@ -54,6 +54,7 @@ Variant variant_of(const py::dict& d) {
   variant.cluster = d["cluster"].cast<unsigned>();
   variant.pdl = d["pdl"].cast<bool>();
   variant.cooperative = d["cooperative"].cast<bool>();
+  variant.arguments = d["arguments"].cast<std::vector<uint32_t>>();
   variant.scratch = d["scratch"].cast<std::optional<size_t>>().value_or(kNoOperand);
   return variant;
 }

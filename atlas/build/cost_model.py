@@ -19,7 +19,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from atlas.build.kernel_file import COST_OF_LAUNCH, COSTS, Axis, Declaration
+from atlas.build.geometry import Axis
+from atlas.build.kernel_file import COST_OF_LAUNCH, COSTS, Declaration
 from atlas.targets.expression import evaluate
 from atlas.targets.hardware import Hardware
 

@@ -34,7 +34,7 @@ def instance_header(
     """The text of `atlas/instance.h`.
 
     Args:
-        key: op, element types and constants of the instance.
+        key: op, element types and constants of the instance, without those that are arguments.
         symbol: the kernel's name in the device image.
         knobs: tuning values, as declared beside the kernel or overridden by a target.
         launch: threads per block, and what else is known of the launch.

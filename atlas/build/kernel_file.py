@@ -50,6 +50,7 @@ and a file's two phases, must agree in their layouts; a phase's variants also in
 | launch | cluster | blocks of a cluster, along x; 1 if absent |
 | launch | pdl | true: it may start before its predecessor has ended (kernels/cuda/include/atlas/pdl.cuh) |
 | launch | cooperative | true: all blocks must be resident together |
+| launch | arguments | constants that are arguments, behind the dims: one image serves all their values |
 | launch | resident | blocks of a multiprocessor for which a thread's registers must suffice; 1 if absent |
 | rows | up_to | most rows of each variant, ascending; a last 0 stands for any number |
 | serves | OPERAND | element types and formats of it that this file is for; all if absent |
@@ -70,27 +71,25 @@ and a file's two phases, must agree in their layouts; a phase's variants also in
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import difflib
-import functools
-import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from atlas.build.declaration_text import tables
+from atlas.build.geometry import Geometry, axis
 from atlas.errors import BuildError
 from atlas.ops import OPS
-from atlas.targets.expression import evaluate, names_in
+from atlas.targets.expression import comparison, evaluate, holds
 from atlas.targets.quant import DTYPE_BYTES
 
 _CPU_KERNEL = re.compile(r"^ATLAS_CPU_KERNEL\(\s*\"([\w.]+)\"", re.MULTILINE)
 COSTS = ("bytes", "flops", "trips", "steps", "memory")
 COST_OF_LAUNCH = "launch"
 _TABLES: dict[str, tuple[str, ...] | None] = {
-    "launch": ("grid", "block", "shared", "cluster", "pdl", "cooperative", "resident"),
+    "launch": ("grid", "block", "shared", "cluster", "pdl", "cooperative", "resident", "arguments"),
     "rows": ("up_to",),
     "serves": None,
     "scratch": ("bytes",),
@@ -99,14 +98,6 @@ _TABLES: dict[str, tuple[str, ...] | None] = {
     "layouts": None,
     "levels": ("also",),
     "cost": (*COSTS, COST_OF_LAUNCH),
-}
-_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
 }
 DEFAULT_SECONDS = 30
 ROW_MAJOR, OTHER = "row_major", "other"
@@ -120,28 +111,6 @@ PHASES = ("prefill", "decode")
 def phase_number(phase: str) -> int:
     """Of a phase, or of "" for both."""
     return PHASES.index(phase) + 1 if phase else 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Axis:
-    """multiplier * ceil(dim / divisor); dim is an index into the op's dims, or -1 for a constant axis."""
-
-    dim: int
-    divisor: int
-    multiplier: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Geometry:
-    """How one specialisation is launched: grid axes, threads per block, dynamic shared memory, blocks of a cluster,
-    bytes of scratch, and blocks of a multiprocessor for which registers must suffice."""
-
-    grid: tuple[Axis, ...]
-    block: int
-    shared: int
-    cluster: int
-    scratch: int = 0
-    resident: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +139,7 @@ class Declaration:
     cooperative: bool = False
     scratch: str | int = 0
     resident: str | int = 1
+    arguments: tuple[str, ...] = ()
 
     def knobs(self, names: Mapping[str, int]) -> dict[str, int]:
         """The declared value of each knob, for these constants and hardware facts."""
@@ -212,14 +182,14 @@ class Declaration:
 
     def violated(self, names: Mapping[str, int]) -> str | None:
         """The first of `legal` that does not hold for these constants, knobs and hardware facts."""
-        return next((text for text in self.legal if not _holds(text, names, str(self.path), "[knobs] legal")), None)
+        return next((text for text in self.legal if not holds(text, names, str(self.path), "[knobs] legal")), None)
 
     def geometry(self, constants: Mapping[str, int | float], knobs: Mapping[str, int]) -> Geometry:
         """The launch geometry of one specialisation."""
         names = {name: value for name, value in constants.items() if isinstance(value, int)} | dict(knobs)
         where = str(self.path)
         dims = OPS[self.op].dims
-        axes = tuple(_axis(text, dims, names, where) for text in self.grid)
+        axes = tuple(axis(text, dims, names, where) for text in self.grid)
         rest = (self.block, self.shared, self.cluster, self.scratch, self.resident)
         return Geometry(axes, *(evaluate(expression, names, where) for expression in rest))
 
@@ -240,6 +210,40 @@ def declaration(path: Path) -> Declaration:
         if path.suffix == ".cu":
             raise BuildError(where, "has no '/* atlas' declaration")
         return Declaration(path, op, (1, 1, 1), 1, 0, 0, {}, {})
+    _check_names(document, op, where)
+    launch, limits = document.get("launch", {}), document.get("limits", {})
+    _check_launch(launch, op, where)
+    _check_limits(limits, op, where)
+    knobs, choices, legal = _knobs(document.get("knobs", {}), where)
+    return Declaration(
+        path,
+        op,
+        grid=tuple(launch.get("grid", (1, 1, 1))),
+        block=launch.get("block", 1),
+        shared=launch.get("shared", 0),
+        spills=limits.get("spills", 0),
+        stated_knobs=knobs,
+        layouts=_layouts(document.get("layouts", {}), where),
+        choices=choices,
+        legal=legal,
+        cost=_cost(document.get("cost", {}), where),
+        seconds=limits.get("seconds", DEFAULT_SECONDS),
+        unread=tuple(limits.get("unread", ())),
+        same_bits=limits.get("same_bits", False),
+        also=_also(document.get("levels", {}), where),
+        phase=phase,
+        up_to=_bounds(document.get("rows", {}), where),
+        cluster=launch.get("cluster", 1),
+        pdl=launch.get("pdl", False),
+        cooperative=launch.get("cooperative", False),
+        arguments=tuple(launch.get("arguments", ())),
+        scratch=document.get("scratch", {}).get("bytes", 0),
+        resident=launch.get("resident", 1),
+    )
+
+
+def _check_names(document: Mapping[str, Any], op: str, where: str) -> None:
+    """Every table, key and operand is one that there is."""
     for table, content in document.items():
         if table not in _TABLES:
             raise BuildError(where, f"unknown table [{table}]", ", ".join(_TABLES))
@@ -247,24 +251,27 @@ def declaration(path: Path) -> Declaration:
         for key in content:
             if keys is not None and key not in keys:
                 raise BuildError(where, f"unknown key {key!r} in [{table}]", ", ".join(keys))
-    cost = document.get("cost", {})
-    if COST_OF_LAUNCH in cost and len(cost) > 1:
-        raise BuildError(where, f"[cost] has {', '.join(cost)}", f"{COST_OF_LAUNCH} alone, or what a block costs")
     operands = [operand.name for operand in OPS[op].operands]
     for table, others in (("layouts", ()), ("serves", (_WHERE,))):
         for operand in document.get(table, {}):
             if operand not in (*operands, *others):
                 raise BuildError(where, f"[{table}] names {operand!r}", ", ".join((*operands, *others)))
-    for operand, layout in document.get("layouts", {}).items():
-        texts = layout.values() if isinstance(layout, dict) else (layout,)
-        if not all(isinstance(text, str) for text in texts):
-            raise BuildError(where, f"[layouts] {operand} is {layout!r}", "a layout, or a table: dtype = layout")
     _serves(document, where)
-    also = document.get("levels", {}).get("also", [])
-    if not isinstance(also, list) or not all(isinstance(level, str) for level in also):
-        raise BuildError(where, f"[levels] also is {also!r}", "a list of levels of kernels/cpu/HARDWARE.toml")
-    knobs, choices, legal = _knobs(document.get("knobs", {}), where)
-    limits = document.get("limits", {})
+
+
+def _check_launch(launch: Mapping[str, Any], op: str, where: str) -> None:
+    grid = launch.get("grid", [1, 1, 1])
+    if not isinstance(grid, list) or len(grid) != 3:
+        raise BuildError(where, f"grid is {grid!r}", "three expressions")
+    for key in ("pdl", "cooperative"):
+        if not isinstance(launch.get(key, False), bool):
+            raise BuildError(where, f"[launch] {key} is {launch[key]!r}", "true or false")
+    arguments, constants = launch.get("arguments", []), OPS[op].constants
+    if not isinstance(arguments, list) or not all(name in constants for name in arguments):
+        raise BuildError(where, f"[launch] arguments is {arguments!r}", f"a list of {', '.join(constants)}")
+
+
+def _check_limits(limits: Mapping[str, Any], op: str, where: str) -> None:
     for key, kind in (("spills", int), ("seconds", (int, float)), ("unread", list), ("same_bits", bool)):
         if key in limits and (not isinstance(limits[key], kind) or (kind is int and isinstance(limits[key], bool))):
             raise BuildError(where, f"[limits] {key} is {limits[key]!r}", _LIMIT_KINDS[key])
@@ -272,42 +279,36 @@ def declaration(path: Path) -> Declaration:
     for name in limits.get("unread", []):
         if name not in inputs:
             raise BuildError(where, f"[limits] unread names {name!r}", ", ".join(inputs))
-    launch = document.get("launch", {})
-    for key in ("pdl", "cooperative"):
-        if not isinstance(launch.get(key, False), bool):
-            raise BuildError(where, f"[launch] {key} is {launch[key]!r}", "true or false")
-    up_to = document.get("rows", {}).get("up_to", [])
-    # The last may be 0, any number, which no bound exceeds.
+
+
+def _bounds(rows: Mapping[str, Any], where: str) -> tuple[int, ...]:
+    """The last may be 0, any number, which no bound exceeds."""
+    up_to = rows.get("up_to", [])
     ascending = isinstance(up_to, list) and all(type(bound) is int and bound >= 0 for bound in up_to)
     if not ascending or [*filter(None, up_to)] != sorted({*up_to} - {0}) or 0 in up_to[:-1]:
         raise BuildError(where, f"[rows] up_to is {up_to!r}", "ascending numbers of rows; the last may be 0, for any")
-    grid = launch.get("grid", [1, 1, 1])
-    if not isinstance(grid, list) or len(grid) != 3:
-        raise BuildError(where, f"grid is {grid!r}", "three expressions")
-    return Declaration(
-        path,
-        op,
-        tuple(grid),
-        launch.get("block", 1),
-        launch.get("shared", 0),
-        limits.get("spills", 0),
-        knobs,
-        document.get("layouts", {}),
-        choices,
-        legal,
-        cost,
-        limits.get("seconds", DEFAULT_SECONDS),
-        tuple(limits.get("unread", [])),
-        limits.get("same_bits", False),
-        tuple(also),
-        phase,
-        tuple(up_to),
-        launch.get("cluster", 1),
-        launch.get("pdl", False),
-        launch.get("cooperative", False),
-        document.get("scratch", {}).get("bytes", 0),
-        launch.get("resident", 1),
-    )
+    return tuple(up_to)
+
+
+def _layouts(table: Mapping[str, Any], where: str) -> Mapping[str, str | Mapping[str, str]]:
+    for operand, layout in table.items():
+        texts = layout.values() if isinstance(layout, dict) else (layout,)
+        if not all(isinstance(text, str) for text in texts):
+            raise BuildError(where, f"[layouts] {operand} is {layout!r}", "a layout, or a table: dtype = layout")
+    return table
+
+
+def _cost(table: Mapping[str, str | int], where: str) -> Mapping[str, str | int]:
+    if COST_OF_LAUNCH in table and len(table) > 1:
+        raise BuildError(where, f"[cost] has {', '.join(table)}", f"{COST_OF_LAUNCH} alone, or what a block costs")
+    return table
+
+
+def _also(levels: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    also = levels.get("also", [])
+    if not isinstance(also, list) or not all(isinstance(level, str) for level in also):
+        raise BuildError(where, f"[levels] also is {also!r}", "a list of levels of kernels/cpu/HARDWARE.toml")
+    return tuple(also)
 
 
 def named(path: Path) -> tuple[str, str]:
@@ -327,7 +328,7 @@ def serves(path: Path, dtypes: Mapping[str, str], constants: Mapping[str, int | 
         return True
     names = {name: value for name, value in constants.items() if isinstance(value, int)}
     names |= {f"size_{operand}": DTYPE_BYTES.get(dtype, 0) for operand, dtype in dtypes.items()}
-    return all(_holds(rule, names, str(path), f"[serves] {_WHERE}") for rule in rules)
+    return all(holds(rule, names, str(path), f"[serves] {_WHERE}") for rule in rules)
 
 
 _WHERE = "where"
@@ -341,7 +342,7 @@ def _serves(document: Mapping[str, Any], where: str) -> dict[str, tuple[str, ...
             accepted = "a list of comparisons" if key == _WHERE else "a list of element types and formats"
             raise BuildError(where, f"[serves] {key} is {texts!r}", accepted)
     for text in table.get(_WHERE, ()):
-        _comparison(text, where, f"[serves] {_WHERE}")
+        comparison(text, where, f"[serves] {_WHERE}")
     return {key: tuple(texts) for key, texts in table.items()}
 
 
@@ -365,7 +366,7 @@ def _knobs(
     if not isinstance(legal, list) or not all(isinstance(text, str) for text in legal):
         raise BuildError(where, f"[knobs] legal is {legal!r}", "a list of comparisons")
     for text in legal:
-        _comparison(text, where, "[knobs] legal")
+        comparison(text, where, "[knobs] legal")
     if not isinstance(choices, dict):
         raise BuildError(where, f"[knobs] choices is {choices!r}", "a table: knob = [values]")
     for knob, options in choices.items():
@@ -378,24 +379,6 @@ def _knobs(
     return values, {knob: tuple(options) for knob, options in choices.items()}, tuple(legal)
 
 
-def _holds(text: str, names: Mapping[str, int], where: str, key: str) -> bool:
-    """Whether a comparison under `key` of a declaration holds for these names."""
-    left, compare, right = _comparison(text, where, key)
-    return compare(evaluate(left, names, where), evaluate(right, names, where))
-
-
-@functools.cache
-def _comparison(text: str, where: str, key: str) -> tuple[str, Callable[[int, int], bool], str]:
-    """Left side, comparison and right side of `A <= B`, which stands under `key` of a declaration."""
-    try:
-        node = ast.parse(text, mode="eval").body
-    except SyntaxError:
-        node = None
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARISONS:
-        return ast.unparse(node.left), _COMPARISONS[type(node.ops[0])], ast.unparse(node.comparators[0])
-    raise BuildError(where, f"{key} has {text!r}", "a comparison of two integer expressions, e.g. 'A % 8 == 0'")
-
-
 def cpu_signatures(path: Path) -> list[str]:
     """Signatures that a CPU kernel file instantiates, from its ATLAS_CPU_KERNEL lines."""
     found = _CPU_KERNEL.findall(path.read_text())
@@ -403,23 +386,3 @@ def cpu_signatures(path: Path) -> list[str]:
         if signature.split(".")[0] != named(path)[0]:
             raise BuildError(str(path), f"registers {signature!r}", f"signatures of op {named(path)[0]}")
     return found
-
-
-def _axis(text: str | int, dims: tuple[str, ...], names: Mapping[str, int], where: str) -> Axis:
-    if not names_in(text) & set(dims):
-        return Axis(-1, 1, evaluate(text, names, where))
-    node = ast.parse(str(text), mode="eval").body
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        for scale, inner in ((node.left, node.right), (node.right, node.left)):
-            if not names_in(ast.unparse(scale)) & set(dims):
-                axis = _axis(ast.unparse(inner), dims, names, where)
-                return Axis(axis.dim, axis.divisor, axis.multiplier * evaluate(ast.unparse(scale), names, where))
-    match node:
-        case ast.Name(id=name):
-            return Axis(dims.index(name), 1, 1)
-        case ast.Call(func=ast.Name(id="ceil_div"), args=[ast.Name(id=name), divisor]) if name in dims:
-            size = evaluate(ast.unparse(divisor), names, where)
-            if size <= 0:
-                raise BuildError(where, f"grid axis {text!r} divides by {size}", "a positive divisor")
-            return Axis(dims.index(name), size, 1)
-    raise BuildError(where, f"grid axis {text!r}", "E, dim, ceil_div(dim, E), or E * one of these")

@@ -17,8 +17,9 @@ from pathlib import Path
 from types import TracebackType
 
 from atlas.build import cuda, inspect, kernel_cache, kernel_file, knobs
+from atlas.build.geometry import Geometry
 from atlas.build.kernel_cache import Compiled
-from atlas.build.kernel_file import Declaration, Geometry
+from atlas.build.kernel_file import Declaration
 from atlas.build.knobs import Chosen
 from atlas.build.manifest import CORE_ABI, KernelEntry, KernelVariant
 from atlas.cache import private_folder
@@ -119,8 +120,11 @@ def plan_variant(
     if bounded:
         launch["max_rows"] = max_rows
     words = knobs.variant_words(declared.phase, max_rows if bounded else 0)
-    symbol = "__".join([f"atlas_{key.name()}", *words])
-    headers[cuda.INSTANCE_HEADER] = cuda.instance_header(key, symbol, chosen.values, launch, layouts)
+    compiled_for = dataclasses.replace(
+        key, constants=tuple((name, value) for name, value in key.constants if name not in declared.arguments)
+    )
+    symbol = "__".join([f"atlas_{compiled_for.name()}", *words])
+    headers[cuda.INSTANCE_HEADER] = cuda.instance_header(compiled_for, symbol, chosen.values, launch, layouts)
     digest = _digest(arch, cuda.compiler_version(), *cuda.OPTIONS, path.name, source, *sorted(headers.items()))
     return dataclasses.replace(job, headers=headers, symbol=symbol, digest=digest)
 
@@ -266,6 +270,7 @@ def _variant(job: Job, compiled: Compiled, add_image: Callable[[bytes], int], em
         cluster=job.geometry.cluster,
         pdl=job.declared.pdl,
         cooperative=job.declared.cooperative,
+        arguments=job.declared.arguments,
         scratch=job.geometry.scratch,
         registers=compiled.registers,
         spills=compiled.spills,

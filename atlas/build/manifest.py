@@ -15,10 +15,10 @@ from atlas.build import strict_json
 from atlas.build.strict_json import Malformed, integer, mapping, record, sequence, text
 from atlas.errors import BuildError
 
-FORMAT = 2
+FORMAT = 3
 """Version of this document."""
 
-CORE_ABI = 4
+CORE_ABI = 5
 """kCoreAbi of csrc/core/program.h that the kernels were built for; a test holds the two together."""
 
 
@@ -31,6 +31,7 @@ class KernelVariant:
     grid: (dim index or -1, divisor, multiplier) per axis; block: threads; shared: dynamic bytes.
     cluster: blocks of a cluster, along x.  pdl: launched with programmatic dependent launch.
     cooperative: launched only if all blocks fit at once.
+    arguments: constants that are arguments, in this order, behind the dims.
     scratch: bytes of device memory of its own, its last argument; 0: none.
     registers, spills, stack, static_shared: as ptxas reports them.
     source: the file, relative to the kernel tree.  source_hash: of everything it was compiled from.
@@ -50,6 +51,7 @@ class KernelVariant:
     cluster: int = 1
     pdl: bool = False
     cooperative: bool = False
+    arguments: tuple[str, ...] = ()
     scratch: int = 0
     registers: int = 0
     spills: int = 0
@@ -169,6 +171,7 @@ _VARIANT = record(
         "cluster": integer(1, 16),
         "pdl": strict_json.boolean,
         "cooperative": strict_json.boolean,
+        "arguments": sequence(_NAME, 0, 16),
         "scratch": integer(0, 1 << 32),
         "registers": integer(0, 1024),
         "spills": _BYTES,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,6 +58,7 @@ def _variants(launch: Launch, entry: manifest.KernelEntry, plan: MemoryPlan) -> 
             "cluster": variant.cluster,
             "pdl": variant.pdl,
             "cooperative": variant.cooperative,
+            "arguments": [_word(launch, name, entry.name) for name in variant.arguments],
             "scratch": plan.offsets.get(f"scratch.{variant.symbol}"),
         }
         for variant in entry.variants or (manifest.KernelVariant(),)
@@ -66,6 +68,16 @@ def _variants(launch: Launch, entry: manifest.KernelEntry, plan: MemoryPlan) -> 
         found = f"is for other steps than launch {launch.name} is made in"
         raise BuildError(f"kernel {entry.name}", found, f"a kernel for {' or '.join(launch.phases)} steps")
     return [{**variant, "phase": _ANY_PHASE} for variant in kept] if launch.over_logits else kept
+
+
+def _word(launch: Launch, constant: str, kernel: str) -> int:
+    """The 32 bits of a constant as a kernel takes it: a float or an int. Raises BuildError if there is none."""
+    constants = dict(launch.key.constants)
+    if constant not in constants:
+        raise BuildError(f"kernel {kernel}", f"takes a constant {constant!r}", ", ".join(constants) or "none")
+    kind = "f" if constant in launch.op.float_constants else "i"
+    (word,) = struct.unpack("I", struct.pack(kind, constants[constant]))
+    return int(word)
 
 
 def _uses_workspace(program: BoundProgram) -> bool:

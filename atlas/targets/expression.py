@@ -1,4 +1,4 @@
-"""Integer expressions over names, as they stand in op contracts and kernel declarations.
+"""Integer expressions over names, as they stand in op contracts and kernel declarations, and comparisons of them.
 
 Standard library only: a build environment has no NumPy.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from types import CodeType
 
@@ -80,3 +81,31 @@ def _allowed(node: ast.expr) -> bool:
         case ast.Call(func=ast.Name(id=function), args=arguments, keywords=[]) if function in _FUNCTIONS:
             return all(map(_allowed, arguments))
     return False
+
+
+_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+def holds(text: str, names: Mapping[str, int], where: str, key: str) -> bool:
+    """Whether a comparison of two expressions, `A <= B`, holds. Raises BuildError, for `key` of `where`."""
+    left, compare, right = comparison(text, where, key)
+    return compare(evaluate(left, names, where), evaluate(right, names, where))
+
+
+@functools.cache
+def comparison(text: str, where: str, key: str) -> tuple[str, Callable[[int, int], bool], str]:
+    """Its left side, operator and right side. Raises as `holds`."""
+    try:
+        node = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        node = None
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARISONS:
+        return ast.unparse(node.left), _COMPARISONS[type(node.ops[0])], ast.unparse(node.comparators[0])
+    raise BuildError(where, f"{key} has {text!r}", "a comparison of two integer expressions, e.g. 'A % 8 == 0'")

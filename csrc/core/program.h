@@ -14,7 +14,7 @@ namespace atlas {
 
 // Raised with every change of LaunchSpec, of the kernel argument order or of the CPU kernel ABI.
 // Kernel sets carry the value they were built for; another value is refused at load.
-constexpr int kCoreAbi = 4;
+constexpr int kCoreAbi = 5;
 
 // Version and word order of the step header: atlas/runtime/step.py defines both. Word 0 is the
 // version, word 1 + i is symbol i, the last word is the step's phase.
@@ -22,7 +22,8 @@ constexpr int kStepVersion = 3;
 constexpr size_t kHeaderWords = 16;
 constexpr size_t kPhaseWord = 15;
 
-// A constant of a launch. CPU kernels take it at run time; on a GPU it is compiled in.
+// A constant of a launch, which CPU kernels take at run time; on a GPU it is compiled in, or among
+// a variant's arguments.
 union Constant {
   int64_t i;
   double f;
@@ -51,16 +52,17 @@ inline bool includes(int phase, const int32_t* header) {
 // takes the one with the least max_rows that holds the step's rows. All but `kernel` is cuda only.
 struct Variant {
   int phase = kAnyPhase;
-  int max_rows = 0;                // 0: any number
-  std::string kernel;              // cpu: signature; cuda: symbol in `image`
-  int image = -1;                  // index into the images handed to Backend::load_images
-  std::array<GridAxis, 3> grid{};  // blocks
-  unsigned block = 1;              // threads per block
-  unsigned shared = 0;             // dynamic shared memory, bytes
-  unsigned cluster = 1;            // blocks of a cluster, along x
-  bool pdl = false;                // may begin before its predecessor ends: it waits on the device
-  bool cooperative = false;        // all blocks are resident at once
-  size_t scratch = kNoOperand;     // arena offset of memory that all launches of the kernel share
+  int max_rows = 0;                 // 0: any number
+  std::string kernel;               // cpu: signature; cuda: symbol in `image`
+  int image = -1;                   // index into the images handed to Backend::load_images
+  std::array<GridAxis, 3> grid{};   // blocks
+  unsigned block = 1;               // threads per block
+  unsigned shared = 0;              // dynamic shared memory, bytes
+  unsigned cluster = 1;             // blocks of a cluster, along x
+  bool pdl = false;                 // may begin before its predecessor ends: it waits on the device
+  bool cooperative = false;         // all blocks are resident at once
+  std::vector<uint32_t> arguments;  // words of constants that it takes behind the dims
+  size_t scratch = kNoOperand;      // arena offset of memory that all launches of the kernel share
 };
 
 struct LaunchSpec {

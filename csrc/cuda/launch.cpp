@@ -57,10 +57,10 @@ bool is_made(const LaunchSpec& spec, const int32_t* header) {
   return spec.row_dim < 0 || header[spec.dims[static_cast<size_t>(spec.row_dim)]] > 0;
 }
 
-const LoadedVariant& choose(const LoadedLaunch& launch, const int32_t* header) {
+LoadedVariant& choose(LoadedLaunch& launch, const int32_t* header) {
   const int row_dim = launch.spec.row_dim;
   const int rows = row_dim < 0 ? 0 : header[launch.spec.dims[static_cast<size_t>(row_dim)]];
-  for (const LoadedVariant& variant : launch.variants) {
+  for (LoadedVariant& variant : launch.variants) {
     const Variant& spec = variant.spec;
     if (!includes(spec.phase, header)) continue;
     if (spec.max_rows == 0 || rows <= spec.max_rows) return variant;
@@ -244,8 +244,7 @@ LoadedLaunch Images::resolve(const LaunchSpec& spec, DevicePointer arena, size_t
   }
   LoadedLaunch loaded;
   loaded.spec = spec;
-  loaded.addresses.resize(spec.operands.size() + spec.dims.size() + 1);
-  for (DevicePointer& address : loaded.addresses) loaded.arguments.push_back(&address);
+  loaded.addresses.resize(spec.operands.size() + spec.dims.size());
   loaded.place(spec.operands, arena, arena_bytes);
   for (const Variant& variant : spec.variants) {
     check_geometry(spec, variant);
@@ -266,6 +265,11 @@ LoadedLaunch Images::resolve(const LaunchSpec& spec, DevicePointer arena, size_t
                      };
                      return rows(a) < rows(b);
                    });
+  for (LoadedVariant& variant : loaded.variants) {  // which stay where they are from here on
+    for (DevicePointer& address : loaded.addresses) variant.arguments.push_back(&address);
+    for (uint32_t& word : variant.spec.arguments) variant.arguments.push_back(&word);
+    variant.arguments.push_back(&variant.scratch);
+  }
   return loaded;
 }
 
@@ -273,7 +277,7 @@ void launch(const Driver& cuda, LoadedLaunch& launch, const int32_t* header, Dev
             Stream stream, bool synchronous) {
   const LaunchSpec& spec = launch.spec;
   if (!is_made(spec, header)) return;
-  const LoadedVariant& variant = choose(launch, header);
+  LoadedVariant& variant = choose(launch, header);
   LaunchConfig config = {{},     {variant.spec.block, 1, 1}, variant.spec.shared,
                          stream, variant.attributes,         variant.n_attributes};
   for (size_t i = 0; i < 3; ++i) {
@@ -287,8 +291,7 @@ void launch(const Driver& cuda, LoadedLaunch& launch, const int32_t* header, Dev
     launch.addresses[spec.operands.size() + i] =
         step + sizeof(int32_t) * static_cast<size_t>(spec.dims[i]);
   }
-  launch.addresses.back() = variant.scratch;
-  Result result = cuda.launch(&config, variant.function, launch.arguments.data(), nullptr);
+  Result result = cuda.launch(&config, variant.function, variant.arguments.data(), nullptr);
   if (result == 0 && synchronous) result = cuda.stream_synchronize(stream);
   if (result == 0) return;
   std::vector<int> dims;

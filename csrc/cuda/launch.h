@@ -20,10 +20,12 @@ struct LoadedVariant {
   LaunchAttribute attributes[3] = {};
   unsigned n_attributes = 0;
   DevicePointer scratch = 0;
+  std::vector<void*> arguments;
 };
 
-// A launch whose kernels are loaded. `arguments` point into `addresses`: operands, the words of the
-// step header that hold its dims, scratch. A kernel without scratch does not take the last.
+// A launch whose kernels are loaded. A variant's arguments point to the `addresses` of operands and
+// of the words of the step header that hold its dims, then into the variant: to its own constants
+// and its scratch, which a kernel that has none does not take.
 struct LoadedLaunch {
   LoadedLaunch() = default;
   LoadedLaunch(LoadedLaunch&&) = default;  // and no copy, whose arguments would be another's
@@ -34,7 +36,6 @@ struct LoadedLaunch {
   LaunchSpec spec;
   std::vector<LoadedVariant> variants;  // least max_rows first; any number of rows last
   std::vector<DevicePointer> addresses;
-  std::vector<void*> arguments;
 };
 
 // The loaded device images and the kernels found in them.

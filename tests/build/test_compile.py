@@ -14,7 +14,7 @@ import pytest
 from atlas import cache
 from atlas.build import compile as build
 from atlas.build import cuda, kernel_job
-from atlas.build.manifest import Manifest
+from atlas.build.manifest import KernelVariant, Manifest
 from atlas.errors import BuildError
 from atlas.targets.target import Target
 from tests.build.conftest import CountingCompiler
@@ -49,6 +49,26 @@ class TestWhatIsCompiled:
         both, _ = built(tree, gpu_targets(tree, model="smollm2-135m,twin"))
         assert len(both.sets) == 2 and len(counting.calls) == count
         assert both.sets[0].kernels == both.sets[1].kernels
+
+    def test_kernels_that_differ_in_an_argument_are_one_image(
+        self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
+    ) -> None:
+        def linears() -> list[KernelVariant]:
+            counting.calls.clear()
+            kernels = built(tree, gpu_targets(tree))[0].sets[0].kernels
+            return [variant for kernel in kernels if kernel.op == "linear" for variant in kernel.variants]
+
+        apart = linears()
+        assert len({variant.image for variant in apart}) == len(apart) == counting.calls.count("linear.cu") > 1
+        assert all(variant.arguments == () for variant in apart)
+        edit(tree / "cuda/linear.cu", "[launch]\n", '[launch]\narguments = ["n", "k"]\n')
+        edit(tree / "cuda/gated_linear.cu", "[launch]\n", "[launch]\narguments = []\n")  # which is like the other
+        together = linears()
+        # As many as there are choices of types and knobs, whose symbols say nothing of n and k.
+        assert counting.calls.count("linear.cu") == len({variant.image for variant in together}) < len(apart)
+        assert {variant.arguments for variant in together} == {("n", "k")}
+        assert not any("__n" in variant.symbol or "__k" in variant.symbol for variant in together)
+        assert [variant.grid for variant in together] == [variant.grid for variant in apart]
 
     def test_architectures_share_nothing(self, tree: Path, gpu_targets: Targets, counting: CountingCompiler) -> None:
         manifest, _ = built(tree, gpu_targets(tree, "h200,gb10"))
@@ -282,7 +302,7 @@ class TestManifest:
         assert (by_op["residual_rms_norm"].knobs, by_op["residual_rms_norm"].knobs_from) == ({"THREADS": 128}, "tuned")
         assert by_op["residual_rms_norm"].block == 128
         assert by_op["linear"].knobs_from == "cost model"
-        assert set(by_op["linear"].knobs) == {"TILE_M", "TILE_N", "WARPS", "STAGES"}
+        assert set(by_op["linear"].knobs) == {"SIDES", "TILE_M", "TILE_N", "WARPS", "STAGES"}
         assert by_op["residual_add"].knobs_from == "declared"
         assert by_op["residual_rms_norm"].seconds == 0.1 and "seconds" not in manifest.to_json()
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from atlas.build import kernel_file
-from atlas.build.kernel_file import Axis, Geometry, cpu_signatures, declaration
+from atlas.build.geometry import Axis, Geometry
+from atlas.build.kernel_file import cpu_signatures, declaration
 from atlas.errors import BuildError
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
@@ -67,6 +68,8 @@ def test_geometry_is_evaluated_with_constants_and_knobs(tmp_path: Path) -> None:
         ('[knobs]\nA = 1\nlegal = ["A"]\n', r"legal has 'A'; accepted: a comparison of two integer expressions"),
         ('[knobs]\nA = 1\nlegal = ["1 < A < 3"]\n', "legal has '1 < A < 3'"),
         ("[launch]\npdl = 1\n", r"\[launch\] pdl is 1; accepted: true or false"),
+        ('[launch]\narguments = "n"\n', r"\[launch\] arguments is 'n'; accepted: a list of n, k"),
+        ('[launch]\narguments = ["m"]\n', r"\[launch\] arguments is \['m'\]; accepted: a list of n, k"),
         ("[rows]\nup_to = 8\n", r"\[rows\] up_to is 8; accepted: ascending numbers of rows; the last may be 0"),
         ("[rows]\nup_to = [16, 8]\n", r"up_to is \[16, 8\]"),
         ("[rows]\nup_to = [0, 8]\n", r"up_to is \[0, 8\]"),
@@ -89,13 +92,15 @@ def test_a_file_like_another_has_what_it_does_not_state_itself(tmp_path: Path) -
     write(
         tmp_path,
         '[launch]\nblock = 64\nshared = "A * 2"\n[serves]\nweight = ["bf16"]\n[limits]\nspills = 8\n'
-        '[knobs]\nA = 4\nB = "A + 1"\n[layouts]\nx = "tiles"\n',
+        '[knobs]\nA = 4\nB = "A + 1"\nC = 1\n[knobs.choices]\nA = [4, 8]\nC = [1, 2]\n[layouts]\nx = "tiles"\n',
     )
-    own = '[serves]\nout = ["f32"]\n[limits]\nspills = 16\n[knobs]\nA = 8\n[layouts]\nout = "tiles"\n'
+    own = '[serves]\nout = ["f32"]\n[limits]\nspills = 16\n[layouts]\nout = "tiles"\n'
+    own += "[knobs]\nA = 8\n[knobs.choices]\nC = [1, 4]\n"
     path = write(tmp_path, f'like = "linear.cu"\n{own}', "normed_linear.cu")
     declared = declaration(path)
     assert (declared.op, declared.block, declared.spills) == ("normed_linear", 64, 16)
-    assert declared.knobs({}) == {"A": 8, "B": 9}
+    assert declared.knobs({}) == {"A": 8, "B": 9, "C": 1}
+    assert declared.choices == {"A": (4, 8), "C": (1, 4)}
     assert declared.geometry({}, declared.knobs({})).shared == 16
     assert declared.layouts == {"x": "tiles", "out": "tiles"}
     assert kernel_file.serves(path, {"weight": "bf16", "out": "f32"})

@@ -14,7 +14,7 @@
 //                     early, or reads it too early, gets what a device would give
 //
 // A kernel called `store_dim` writes the value of its second argument, a dim, to its first, an
-// operand.
+// operand. One called `store_constant` writes its third argument, a constant, there.
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -82,7 +82,7 @@ typedef struct Work {
   void* to;
   const void* from;
   size_t bytes;
-  unsigned char value;
+  int value;
   Event* event;
   int count;       // of the event's being reached, that a wait is for
   char text[192];  // a kernel's line of the log
@@ -121,7 +121,7 @@ static void perform(const Work* work) {
   if (work->kind != KERNEL) return;
   ++kernels_run;
   append("FAKE_CUDA_LOG", work->text);
-  if (work->to != NULL) *(int*)work->to = *(const int*)work->from;
+  if (work->to != NULL) *(int*)work->to = work->from != NULL ? *(const int*)work->from : work->value;
 }
 
 // Runs a stream up to a wait for what is not yet done. Returns how much was done.
@@ -454,6 +454,10 @@ Result cuLaunchKernelEx(const LaunchConfig* config, void* function, void** argum
   if (strcmp(function, "store_dim") == 0) {
     work.to = (void*)(size_t)*(unsigned long long*)arguments[0];
     work.from = (const void*)(size_t)*(unsigned long long*)arguments[1];
+  }
+  if (strcmp(function, "store_constant") == 0) {
+    work.to = (void*)(size_t)*(unsigned long long*)arguments[0];
+    work.value = *(int*)arguments[2];
   }
   begin(config->stream, work);
   return 0;

@@ -48,7 +48,7 @@ from atlas.runtime.step import HEADER_WORDS, PHASE_DECODE, PHASE_PREFILL, STEP_V
 
 def variant(**changes):
     record = dict(phase=0, max_rows=0, kernel="store_dim", image=0, grid=[[0, 4, 2], [-1, 1, 3], [-1, 1, 1]],
-                  block=64, shared=0, cluster=1, pdl=False, cooperative=False, scratch=None)
+                  block=64, shared=0, cluster=1, pdl=False, cooperative=False, arguments=[], scratch=None)
     return {**record, **changes}
 
 def launch(variants=None, **changes):
@@ -70,7 +70,7 @@ def value(offset=512):
     return struct.unpack("i", result)[0]
 
 backend = attempt(lambda: _core.cuda_backend(0))
-attempt(lambda: backend.load_images([b"store_dim other\\0"]))
+attempt(lambda: backend.load_images([b"store_dim store_constant other\\0"]))
 attempt(lambda: backend.allocate(1024))
 """
 """A backend with an arena of 1 KB; the kernel `store_dim` writes the step's rows to byte 512."""

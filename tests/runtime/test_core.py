@@ -41,6 +41,7 @@ def launch(**changes: object) -> dict[str, object]:
         "cluster": 1,
         "pdl": False,
         "cooperative": False,
+        "arguments": [],
         "scratch": None,
     }
     spec: dict[str, object] = {
@@ -141,7 +142,7 @@ def test_every_cpu_kernel_of_the_manifest_is_compiled_in() -> None:
     assert listed <= set(core.extension().cpu_kernels())
 
 
-@pytest.mark.parametrize("change", [f'"core_abi": {manifest.CORE_ABI}', '"format": 2'])
+@pytest.mark.parametrize("change", [f'"core_abi": {manifest.CORE_ABI}', f'"format": {manifest.FORMAT}'])
 def test_a_manifest_of_another_version_is_refused(change: str) -> None:
     text = core.extension().embedded_manifest().decode()
     assert change in text

@@ -191,6 +191,26 @@ def test_scratch_comes_after_the_dims(fake_driver: Path) -> None:
     assert "(kernel store_dim): scratch at byte 2048 is outside the arena of 1024" in output
 
 
+def test_constants_come_between_dims_and_scratch(fake_driver: Path) -> None:
+    """Of `store_constant` with an operand and a dim the constant is the third argument. Launches of one kernel have
+    constants of their own, launched one by one and replayed alike."""
+    code = """
+    def made_with(operand, *words):
+        return launch(operands=[operand], arguments=list(words), kernel="store_constant", scratch=768,
+                      grid=[[-1, 1, 1]] * 3)
+
+    handle = backend.load([made_with(512, 5, 6), made_with(600, 0x3F800000), made_with(768)])
+    for replayed in (False, True):
+        if replayed:
+            backend.capture(handle, 0, header(8, PHASE_DECODE))
+        backend.begin_step(0, step(3, PHASE_DECODE), 64)
+        backend.run(handle, 0, 2)
+        print(value(512), value(600) == 0x3F800000)
+        backend.fill(512, 0, 92)
+    """
+    assert program(fake_driver, code) == (0, "5 True\n5 True\n")
+
+
 def test_a_launch_without_variants_is_no_launch(fake_driver: Path) -> None:
     code = """
     try:
