@@ -3,6 +3,7 @@
 grid = ["ceil_div(rows, 16)", 1, 1]
 # Not tuned: the host link brings rows 20 times slower than they could be read.
 block = 256
+arguments = ["k"]
 [serves]
 out = ["nvfp4", "i4g32b"]
 [layouts]
@@ -27,7 +28,7 @@ namespace {
 
 using atlas::ceil_div;
 
-constexpr int kK = constants::k, kRows = 16, kWarps = launch::block / atlas::kWarp;
+constexpr int kRows = 16, kWarps = launch::block / atlas::kWarp;
 
 #if defined(ATLAS_TYPE_OUT_NVFP4)
 using Rounding = atlas::Nvfp4Rounding;
@@ -43,17 +44,21 @@ constexpr int kSteps = Rounding::kSteps, kGroup = Rounding::kGroup;
 // and g + 8 (first index), g = lane / 4, and the scales of both.
 #ifdef ATLAS_LAYOUT_OUT_FRAG4
 struct Writer {
-  static constexpr int kColumns = 64, kTiles = ceil_div(kK, kColumns), kCodeBytes = 4096;
-  static constexpr int kGroups = kTiles * (kColumns / kGroup);  // padding too
+  static constexpr int kColumns = 64, kCodeBytes = 4096;
   static constexpr int kOfTile = kColumns / kGroup;
   static constexpr int kTile = kCodeBytes + 128 * kOfTile * static_cast<int>(sizeof(Scale));
-  static constexpr size_t kBlock = size_t{kTile} * kTiles + (Rounding::kRowScale ? 512 : 0);
 
+  int tiles;             // of a row
   unsigned char* block;  // of 128 rows
   int strip;             // of 16 rows
 
-  __device__ Writer(unsigned char* out, int first)
-      : block(out + first / 128 * kBlock), strip(first % 128 / kRows) {}
+  __device__ Writer(unsigned char* out, int first, int rows, int k)
+      : tiles(ceil_div(k, kColumns)),
+        block(out + first / 128 * (scales_at() + (Rounding::kRowScale ? 512 : 0))),
+        strip(first % 128 / kRows) {}
+
+  __device__ size_t scales_at() const { return static_cast<size_t>(kTile) * tiles; }
+  __device__ int groups() const { return tiles * kOfTile; }  // padding too
 
   __device__ void group(int group, const unsigned (&code)[2][kSteps][4],
                         const Scale (&scale)[2]) const {
@@ -78,7 +83,7 @@ struct Writer {
     }
   }
   __device__ void row_scale(int row, float scale) const {
-    reinterpret_cast<float*>(block + size_t{kTile} * kTiles)[strip * kRows + row] = scale;
+    reinterpret_cast<float*>(block + scales_at())[strip * kRows + row] = scale;
   }
 
  private:
@@ -104,12 +109,18 @@ struct Writer {
 };
 #else
 struct Writer {
-  static constexpr int kGroups = ceil_div(kK, kGroup), kCodeBytes = kGroups * kGroup / 2;
-  static constexpr int kStride =
-      kCodeBytes + kGroups * static_cast<int>(sizeof(Scale)) + (Rounding::kRowScale ? 4 : 0);
-
   unsigned char* out;
-  int first, rows;
+  int first, rows, k;
+
+  __device__ Writer(unsigned char* out, int first, int rows, int k)
+      : out(out), first(first), rows(rows), k(k) {}
+
+  __device__ int groups() const { return ceil_div(k, kGroup); }
+  __device__ int code_bytes() const { return groups() * kGroup / 2; }
+  __device__ int stride() const {
+    return code_bytes() + groups() * static_cast<int>(sizeof(Scale)) +
+           (Rounding::kRowScale ? 4 : 0);
+  }
 
   __device__ void group(int group, const unsigned (&code)[2][kSteps][4],
                         const Scale (&scale)[2]) const {
@@ -118,7 +129,7 @@ struct Writer {
     for (int i = 0; i < 2; ++i) {
       const int row = first + lane / 4 + 8 * i;
       if (row >= rows) continue;
-      unsigned char* to = out + static_cast<size_t>(row) * kStride;
+      unsigned char* to = out + static_cast<size_t>(row) * stride();
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
@@ -127,31 +138,31 @@ struct Writer {
               static_cast<unsigned char>(code[i][s][2 * half] | code[i][s][2 * half + 1] << 4);
         }
       }
-      if (lane % 4 == 0) memcpy(to + kCodeBytes + group * sizeof(Scale), &scale[i], sizeof(Scale));
+      if (lane % 4 != 0) continue;
+      memcpy(to + code_bytes() + group * sizeof(Scale), &scale[i], sizeof(Scale));
     }
   }
   __device__ void row_scale(int row, float scale) const {
     if (first + row >= rows) return;
-    memcpy(out + static_cast<size_t>(first + row) * kStride + kStride - 4, &scale, 4);
+    memcpy(out + static_cast<size_t>(first + row + 1) * stride() - 4, &scale, 4);
   }
 };
 #endif
 
 // Of rows from `first` on, the values that the calling lane has of row g + 8 i in a step of
 // columns; zeros past the matrix.
-__device__ inline void load_step(const types::x* x, int row, int rows, int column,
+__device__ inline void load_step(const types::x* x, int k, int row, int rows, int column,
                                  float (&values)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int at = column + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
-    values[i] =
-        row < rows && at < kK ? atlas::to_float(x[static_cast<size_t>(row) * kK + at]) : 0.0f;
+    values[i] = row < rows && at < k ? atlas::to_float(x[static_cast<size_t>(row) * k + at]) : 0.0f;
   }
 }
 
 }  // namespace
 
-ATLAS_KERNEL(const types::x* x, types::out* out, types::fault* fault, const int* n_rows) {
+ATLAS_KERNEL(const types::x* x, types::out* out, types::fault* fault, const int* n_rows, int k) {
   atlas::launch_dependents();
   atlas::wait_for_inputs();
   __shared__ float largest_of[kWarps][kRows];
@@ -162,11 +173,11 @@ ATLAS_KERNEL(const types::x* x, types::out* out, types::fault* fault, const int*
   float row_scale[2] = {1.0f, 1.0f};
   if constexpr (Rounding::kRowScale) {
     float largest[2] = {0.0f, 0.0f};
-    for (int step = warp; step < ceil_div(kK, 16); step += kWarps) {
+    for (int step = warp; step < ceil_div(k, 16); step += kWarps) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float values[4];
-        load_step(x, first + lane / 4 + 8 * i, rows, 16 * step, values);
+        load_step(x, k, first + lane / 4 + 8 * i, rows, 16 * step, values);
 #pragma unroll
         for (float value : values) {
           faulty = faulty || !isfinite(value);
@@ -186,11 +197,7 @@ ATLAS_KERNEL(const types::x* x, types::out* out, types::fault* fault, const int*
       row_scale[i] = Rounding::row_scale(most);
     }
   }
-#ifdef ATLAS_LAYOUT_OUT_FRAG4
-  const Writer writer(out, first);
-#else
-  const Writer writer{out, first, rows};
-#endif
+  const Writer writer(out, first, rows, k);
   if (Rounding::kRowScale && warp == 0 && lane % 4 == 0) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -198,7 +205,7 @@ ATLAS_KERNEL(const types::x* x, types::out* out, types::fault* fault, const int*
       writer.row_scale(row, first + row < rows ? row_scale[i] : 0.0f);
     }
   }
-  for (int group = warp; group < Writer::kGroups; group += kWarps) {
+  for (int group = warp; group < writer.groups(); group += kWarps) {
     unsigned code[2][kSteps][4];
     Scale scale[2];
 #pragma unroll
@@ -206,7 +213,7 @@ ATLAS_KERNEL(const types::x* x, types::out* out, types::fault* fault, const int*
       float values[kSteps][4];
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
-        load_step(x, first + lane / 4 + 8 * i, rows, group * kGroup + 16 * s, values[s]);
+        load_step(x, k, first + lane / 4 + 8 * i, rows, group * kGroup + 16 * s, values[s]);
 #pragma unroll
         for (float value : values[s]) faulty = faulty || !isfinite(value);
       }

@@ -1,31 +1,12 @@
 /* atlas
+like = "linear.w4.prefill.cu"
 [serves]
-x = ["bf16"]
-weight = ["nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m"]
 out = ["bf16"]
-[rows]
-# 64 would choose the tiles of 128 for most shapes, and 1,024 would gain a quarter in qkv alone:
-# not worth a third more kernels to compile.
-up_to = [128, 256, 512, 0]
 [launch]
-grid = ["BLOCKS", 1, 1]
-block = 384
-shared = "shared_memory_per_block"
-pdl = true
-[limits]
-same_bits = true
-[knobs]
-BLOCKS = "multiprocessors"
-TOKENS = 256
-GROUP = 8
-[knobs.choices]
-TOKENS = [256, 128, 64]
+arguments = ["intermediate", "k"]
 [cost]
-# Rounds of tiles, weighed by their tokens: a k tile takes the tensor cores 4 cycles for each, and
-# for 64 what two warps of a scheduler take to expand it. Any number of rows: all cost nothing.
 launch = "ceil_div(ceil_div(intermediate, 64) * ceil_div(max_rows, TOKENS), BLOCKS) * TOKENS"
 [layouts]
-x = "tiles"
 weight = "frag4_paired"
 out = "tiles"
 */
@@ -47,14 +28,10 @@ out = "tiles"
 
 namespace {
 
-using atlas::ceil_div;
-
-constexpr int kColumns = constants::intermediate, kBlockColumns = atlas::kTileRows / 2;
+constexpr int kBlockColumns = atlas::kTileRows / 2;
 
 struct Cut {
   using Format = atlas::InstanceFormat;
-  static constexpr int kBlocks = ceil_div(kColumns, kBlockColumns);
-  static constexpr int kTiles = ceil_div(constants::k, 64);
   static constexpr int kGroup = knobs::GROUP;
   static constexpr int kTokens = knobs::TOKENS;
   static constexpr int kOutBytes = kTokens * atlas::kTileRowBytes;
@@ -65,11 +42,12 @@ static_assert(sizeof(types::out) == 2, "rows of out in bf16");
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
-__device__ inline float gated(const types::bias* bias, int column, float gate, float up) {
+__device__ inline float gated(const types::bias* bias, int inner, int column, float gate,
+                              float up) {
   if constexpr (HAS_BIAS) {
-    if (column >= kColumns) return 0.0f;
+    if (column >= inner) return 0.0f;
     gate += bias[column];
-    up += bias[kColumns + column];
+    up += bias[inner + column];
   }
   return atlas::activate<constants::activation>(gate) * up;
 }
@@ -77,7 +55,7 @@ __device__ inline float gated(const types::bias* bias, int column, float gate, f
 // A warpgroup's half of the tile of out: 32 columns, 4 chunks of 16 bytes a token, put together in
 // shared memory of its own. The other warpgroup multiplies meanwhile.
 __device__ inline void store_tile(const types::bias* bias, types::out* out, unsigned char* shared,
-                                  const atlas::Gemm4Tile& tile, const Gemm::Sums& sums) {
+                                  int inner, const atlas::Gemm4Tile& tile, const Gemm::Sums& sums) {
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128, lane = threadIdx.x % 32;
   const int column = tile.block * kBlockColumns + threadIdx.x / 32 * 8 + lane / 4;
   unsigned char* half = shared + group * (Cut::kOutBytes / 2);
@@ -89,18 +67,19 @@ __device__ inline void store_tile(const types::bias* bias, types::out* out, unsi
   for (int j = 0; j < Cut::kTokens / 8; ++j) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const float value = gated(bias, column, sums[4 * j + e], sums[4 * j + 2 + e]);
+      const float value = gated(bias, inner, column, sums[4 * j + e], sums[4 * j + 2 + e]);
       const int token = 8 * j + lane % 4 * 2 + e;
       *reinterpret_cast<types::out*>(place(token, thread / 32) + lane / 4 * 2) =
           atlas::from_float<types::out>(value);
     }
   }
   atlas::named_barrier(1 + group, 128);
+  const int blocks = atlas::ceil_div(inner, kBlockColumns);
 #pragma unroll 4
   for (int i = thread; i < 4 * tile.tokens; i += 128) {
     const int row = tile.token + i / 4;
     auto* to = reinterpret_cast<unsigned char*>(out) +
-               atlas::tile_offset(row / atlas::kTileRows, tile.block, Cut::kBlocks) +
+               atlas::tile_offset(row / atlas::kTileRows, tile.block, blocks) +
                atlas::in_tile(row % atlas::kTileRows, 64 * group + i % 4 * 16);
     *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(place(i / 4, i % 4));
   }
@@ -111,10 +90,10 @@ __device__ inline void store_tile(const types::bias* bias, types::out* out, unsi
 }  // namespace
 
 ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
-             types::out* out, const int* rows) {
+             types::out* out, const int* rows, int intermediate, int k) {
   // Behind the tile of out, which is a multiple of the swizzle's atoms.
-  Gemm gemm(shared_memory + Cut::kOutBytes);
+  Gemm gemm(shared_memory + Cut::kOutBytes, atlas::ceil_div(intermediate, kBlockColumns), k);
   gemm.run(x, weight, rows, [&](const atlas::Gemm4Tile& tile, Gemm::Sums& sums) {
-    store_tile(bias, out, shared_memory, tile, sums);
+    store_tile(bias, out, shared_memory, intermediate, tile, sums);
   });
 }

@@ -11,6 +11,7 @@ grid = ["BLOCKS", 1, 1]
 block = 384
 shared = "shared_memory_per_block"
 pdl = true
+arguments = ["n", "k"]
 [limits]
 same_bits = true
 [knobs]
@@ -43,14 +44,8 @@ weight = "frag4"
 
 namespace {
 
-using atlas::ceil_div;
-
-constexpr int kN = constants::n;
-
 struct Cut {
   using Format = atlas::InstanceFormat;
-  static constexpr int kBlocks = ceil_div(kN, atlas::kTileRows);
-  static constexpr int kTiles = ceil_div(constants::k, 64);
   static constexpr int kGroup = knobs::GROUP;
   static constexpr int kTokens = knobs::TOKENS;
   static constexpr int kStages = atlas::gemm4_stages<Format>(launch::shared, kTokens);
@@ -59,23 +54,24 @@ using Gemm = atlas::Gemm4<Cut>;
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
-__device__ inline void store_tile(const types::bias* bias, types::out* out,
+__device__ inline void store_tile(const types::bias* bias, types::out* out, int n,
                                   const atlas::Gemm4Tile& tile, const Gemm::Sums& sums) {
   const int lane = threadIdx.x % 32, token = lane % 4 * 2, left = tile.tokens - token;
   const int column = tile.block * atlas::kTileRows + threadIdx.x / 32 * 16 + lane / 4;
-  types::out* to = out + static_cast<size_t>(tile.token + token) * kN + column;
+  float added[2] = {};
+  if constexpr (HAS_BIAS) {
+    if (column < n) added[0] = bias[column];
+    if (column + 8 < n) added[1] = bias[column + 8];
+  }
+  types::out* to = out + static_cast<size_t>(tile.token + token) * n + column;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if (column + 8 * i >= kN) continue;
-    float added = 0.0f;
-    if constexpr (HAS_BIAS) added = bias[column + 8 * i];
+  for (int j = 0; j < Cut::kTokens / 8; ++j, to += 8 * n) {
 #pragma unroll
-    for (int j = 0; j < Cut::kTokens / 8; ++j) {
+    for (int e = 0; e < 2; ++e) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (8 * j + e >= left) continue;
-        to[static_cast<size_t>(8 * j + e) * kN + 8 * i] =
-            atlas::from_float<types::out>(sums[4 * j + 2 * i + e] + added);
+      for (int i = 0; i < 2; ++i) {
+        if (8 * j + e >= left || column + 8 * i >= n) continue;
+        to[e * n + 8 * i] = atlas::from_float<types::out>(sums[4 * j + 2 * i + e] + added[i]);
       }
     }
   }
@@ -84,9 +80,9 @@ __device__ inline void store_tile(const types::bias* bias, types::out* out,
 }  // namespace
 
 ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
-             types::out* out, const int* rows) {
-  Gemm gemm(shared_memory);
+             types::out* out, const int* rows, int n, int k) {
+  Gemm gemm(shared_memory, atlas::ceil_div(n, atlas::kTileRows), k);
   gemm.run(x, weight, rows, [&](const atlas::Gemm4Tile& tile, Gemm::Sums& sums) {
-    store_tile(bias, out, tile, sums);
+    store_tile(bias, out, n, tile, sums);
   });
 }

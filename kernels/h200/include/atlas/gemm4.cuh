@@ -11,14 +11,15 @@
 // kTokens nor on the other rows.
 //
 // The file of an op gives `Cut`:
-//   Format           of four_bit.cuh
-//   kBlocks, kTiles  row blocks of the weight; k tiles
-//   kTokens          of a tile
-//   kGroup           token tiles that are walked together, so that the L2 serves both operands
-//   kStages          of the ring
+//   Format   of four_bit.cuh
+//   kTokens  of a tile
+//   kGroup   token tiles that are walked together, so that the L2 serves both operands
+//   kStages  of the ring
+// and the matrix's size when it runs: one kernel serves all shapes that are cut alike.
 #pragma once
 
 #include "atlas/bulk_copy.cuh"
+#include "atlas/convert.cuh"
 #include "atlas/four_bit.cuh"
 #include "atlas/pdl.cuh"
 #include "atlas/tiles.cuh"
@@ -43,10 +44,9 @@ struct Gemm4Tile {
 template <class Cut>
 struct Gemm4 {
   using Format = typename Cut::Format;
-  static constexpr int kTokens = Cut::kTokens, kStages = Cut::kStages, kTiles = Cut::kTiles;
+  static constexpr int kTokens = Cut::kTokens, kStages = Cut::kStages;
   static constexpr int kTokenBytes = kTokens * kTileRowBytes;
   static constexpr int kBytes = kStages * (kTokenBytes + Format::kTile + 16);
-  static constexpr size_t kBlockBytes = static_cast<size_t>(kTiles) * Format::kTile + Format::kTail;
   // Registers move from the producer to consumers that need more than an equal share.
   static constexpr bool kMoveRegisters = kTokens > 128;
   static_assert(kStages >= 2, "the ring has at least two stages");
@@ -54,14 +54,17 @@ struct Gemm4 {
   // What wgmma.cuh's D holds, of weight rows 64 * warpgroup...
   using Sums = float[kTokens / 2];
 
+  int blocks, k_tiles;
   unsigned char *tokens_, *weights_;
   Barrier *full, *empty;
   int slot = 0;
   unsigned parity = 0;
 
-  // `shared` is aligned to 1,024 bytes.
-  __device__ explicit Gemm4(unsigned char* shared)
-      : tokens_(shared),
+  // shared: aligned to 1,024 bytes. blocks: of 128 rows of the weight. k: in elements.
+  __device__ Gemm4(unsigned char* shared, int blocks, int k)
+      : blocks(blocks),
+        k_tiles(ceil_div(k, 64)),
+        tokens_(shared),
         weights_(shared + kStages * kTokenBytes),
         full(reinterpret_cast<Barrier*>(weights_ + kStages * Format::kTile)),
         empty(full + kStages) {}
@@ -73,12 +76,14 @@ struct Gemm4 {
   // Calls visit(tile) for every tile of this block: block by block through groups of kGroup token
   // tiles.
   template <class Visit>
-  __device__ static void walk(int rows, Visit visit) {
-    const int across = (rows + kTokens - 1) / kTokens;
-    for (int i = blockIdx.x; i < across * Cut::kBlocks; i += gridDim.x) {
-      const int first = i / (Cut::kGroup * Cut::kBlocks) * Cut::kGroup;
+  __device__ void walk(int rows, Visit visit) const {
+    const int across = ceil_div(rows, kTokens);
+    const int of_group = Cut::kGroup * blocks;
+    int first = 0;  // token tile of the group
+    for (int inside = blockIdx.x;; inside += gridDim.x) {
+      for (; inside >= of_group; inside -= of_group) first += Cut::kGroup;
       const int width = min(Cut::kGroup, across - first);
-      const int inside = i - first * Cut::kBlocks;
+      if (inside >= width * blocks) break;
       const int token = (first + inside % width) * kTokens;
       visit(Gemm4Tile{inside / width, token, min(kTokens, rows - token)});
     }
@@ -86,25 +91,25 @@ struct Gemm4 {
 
   // The producer: one thread. Weights of the first stages travel before the inputs are there.
   __device__ void feed(const unsigned char* x, const unsigned char* weight, int rows) {
-    constexpr int kEarly = kStages < kTiles ? kStages : kTiles;
+    const int early = min(kStages, k_tiles);
     bool first = true;
     walk(rows, [&](const Gemm4Tile& tile) {
       int k = 0;
       if (first) {
         first = false;
-        for (; k < kEarly; ++k) {
+        for (; k < early; ++k) {
           load_weight(weight, tile, k);
           advance();
         }
         wait_for_inputs();
         slot = 0;
         parity = 0;
-        for (k = 0; k < kEarly; ++k) {
+        for (k = 0; k < early; ++k) {
           load_tokens(x, tile, k);
           advance();
         }
       }
-      for (; k < kTiles; ++k) {
+      for (; k < k_tiles; ++k) {
         empty[slot].wait(parity ^ 1);
         load_weight(weight, tile, k);
         load_tokens(x, tile, k);
@@ -119,15 +124,16 @@ struct Gemm4 {
     unsigned fragments[2][4][4];
     int last = -1;
 #pragma unroll 1
-    for (int k = 0; k + 1 < kTiles; k += 2) {
+    for (int k = 0;;) {
       step(k > 0, last, fragments[0], sums);
+      if (++k == k_tiles) break;
       step(true, last, fragments[1], sums);
+      if (++k == k_tiles) break;
     }
-    if constexpr (kTiles % 2 == 1) step(kTiles > 1, last, fragments[0], sums);
     wgmma_wait<0>();
     wgmma_hold(sums);
     release(last);
-    RowFactors4<Format>(weight + (tile.block + 1) * kBlockBytes - Format::kTail).apply(sums);
+    RowFactors4<Format>(weight + (tile.block + 1) * block_bytes() - Format::kTail).apply(sums);
   }
 
   // The whole kernel; `rows` is a word of the step block. `store(tile, sums)` is called by each
@@ -162,17 +168,20 @@ struct Gemm4 {
   }
 
  private:
+  __device__ size_t block_bytes() const {
+    return static_cast<size_t>(k_tiles) * Format::kTile + Format::kTail;
+  }
   // Announces all of the stage's bytes.
   __device__ void load_weight(const unsigned char* weight, const Gemm4Tile& tile, int k) const {
     full[slot].arrive_expect(Format::kTile + tile.tokens * kTileRowBytes);
     bulk_load(weights_ + slot * Format::kTile,
-              weight + tile.block * kBlockBytes + k * Format::kTile, Format::kTile, full[slot]);
+              weight + tile.block * block_bytes() + k * Format::kTile, Format::kTile, full[slot]);
   }
   __device__ void load_tokens(const unsigned char* x, const Gemm4Tile& tile, int k) const {
     for (int done = 0; done < tile.tokens; done += kTileRows) {
       const int row = tile.token + done, count = min(kTileRows, tile.tokens - done);
       bulk_load(tokens_ + slot * kTokenBytes + done * kTileRowBytes,
-                x + tile_offset(row / kTileRows, k, kTiles) + row % kTileRows * kTileRowBytes,
+                x + tile_offset(row / kTileRows, k, k_tiles) + row % kTileRows * kTileRowBytes,
                 count * kTileRowBytes, full[slot]);
     }
   }
