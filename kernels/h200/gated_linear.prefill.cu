@@ -32,22 +32,13 @@ out = "tiles"
 #include "atlas/convert.cuh"
 #include "atlas/f8_group.cuh"
 #include "atlas/gemm.cuh"
+#include "atlas/gemm_format.cuh"
 #include "atlas/instance.h"
 
 namespace {
 
 using atlas::ceil_div;
 
-#if defined(ATLAS_TYPE_WEIGHT_F8)
-constexpr auto kFormat = atlas::GemmFormat::kRowScales;
-#elif defined(ATLAS_TYPE_WEIGHT_F8G128)
-constexpr auto kFormat = atlas::GemmFormat::kGroupScales;
-#else
-static_assert(atlas::same_type<types::weight, __nv_bfloat16> &&
-                  atlas::same_type<types::x, __nv_bfloat16>,
-              "x is bf16 with weights in bf16, f8g128 with weights in f8 or f8g128");
-constexpr auto kFormat = atlas::GemmFormat::kBf16;
-#endif
 #ifdef ATLAS_TYPE_OUT_F8G128
 constexpr bool kScaledOut = true;
 #else
@@ -64,7 +55,7 @@ constexpr int kHalves = kColumns / 2 / kOutTileColumns;
 constexpr int kStagedBytes = kHalves * kHalfBytes + (kScaledOut ? 64 * 4 : 0);
 
 struct Cut {
-  static constexpr auto kFormat = ::kFormat;
+  static constexpr auto kFormat = atlas::kInstanceFormat;
   static constexpr bool kPaired = true;
   static constexpr int kWeightRows = 2 * atlas::round_up(kInner, 64);
   static constexpr int kTiles =

@@ -45,23 +45,13 @@ weight = "tiles"
 // narrow as it takes to keep every multiprocessor reading.
 #include "atlas/convert.cuh"
 #include "atlas/gemm.cuh"
+#include "atlas/gemm_format.cuh"
 #include "atlas/instance.h"
 #include "atlas/ldmatrix.cuh"
 
 namespace {
 
 using atlas::ceil_div;
-
-#if defined(ATLAS_TYPE_WEIGHT_F8)
-constexpr auto kFormat = atlas::GemmFormat::kRowScales;
-#elif defined(ATLAS_TYPE_WEIGHT_F8G128)
-constexpr auto kFormat = atlas::GemmFormat::kGroupScales;
-#else
-static_assert(atlas::same_type<types::weight, __nv_bfloat16> &&
-                  atlas::same_type<types::x, __nv_bfloat16>,
-              "x is bf16 with weights in bf16, f8g128 with weights in f8 or f8g128");
-constexpr auto kFormat = atlas::GemmFormat::kBf16;
-#endif
 
 constexpr int kN = constants::n;
 // A warp turns 16 rows of 32 fp32 columns round; rows are 8 banks apart, so that neither the 8
@@ -76,7 +66,7 @@ constexpr bool kStaged = sizeof(types::out) == 2 && kN % 8 == 0;
 constexpr int kStagedStride = 2 * kColumns + 16, kStagedBytes = 64 * kStagedStride;
 
 struct Cut {
-  static constexpr auto kFormat = ::kFormat;
+  static constexpr auto kFormat = atlas::kInstanceFormat;
   static constexpr bool kPaired = false;
   static constexpr int kWeightRows = kN;
   static constexpr int kTiles =
