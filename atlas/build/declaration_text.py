@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,16 @@ def tables(path: Path) -> dict[str, Any] | None:
     if other is None or LIKE in other:
         accepted = f"a kernel file beside it with a declaration that has no {LIKE} itself"
         raise BuildError(str(path), f"{LIKE} is {name!r}", accepted)
-    mine = {table: content for table, content in own.items() if table != LIKE}
-    return {**other, **{table: _over(other.get(table), content) for table, content in mine.items()}}
+    return _over(other, {table: content for table, content in own.items() if table != LIKE})
 
 
-def _over(base: Any, content: Any) -> Any:
-    return {**base, **content} if isinstance(base, dict) and isinstance(content, dict) else content
+def _over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of both, tables in tables too; `own` where both have one."""
+    both = dict(base)
+    for key, value in own.items():
+        known = base.get(key)
+        both[key] = _over(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return both
 
 
 def _written(path: Path) -> dict[str, Any] | None:

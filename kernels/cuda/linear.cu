@@ -10,6 +10,8 @@ weight = ["f32", "bf16"]
 [limits]
 same_bits = true
 [knobs]
+# Products of which a warp has the same columns.
+SIDES = 1
 TILE_M = 32
 TILE_N = 64
 WARPS = 4
@@ -17,13 +19,12 @@ STAGES = 3
 legal = [
   # Warps form ceil_div(TILE_M, 64) rows; each owns 16 x 8 fragments, at most 32 columns of them.
   "WARPS % ceil_div(TILE_M, 64) == 0",
-  "TILE_N % (WARPS // ceil_div(TILE_M, 64) * 8) == 0",
+  "TILE_N % (WARPS // ceil_div(TILE_M, 64) * 8 * SIDES) == 0",
   "TILE_N <= WARPS // ceil_div(TILE_M, 64) * 32",
   # 64 accumulators a thread, and as many for a step's own sum, is what registers hold.
   "TILE_M * TILE_N <= WARPS * 2048",
   # Deep pipelines hide latency at few rows; at many they only take shared memory from others.
   "(STAGES - 3) * TILE_M <= 96",
-  "STAGES * (TILE_M + TILE_N) * 144 <= shared_memory_per_block",
   # The fp32 way shares its tile out over rows of 16 threads.
   "TILE_M % (WARPS * 2) == 0",
 ]

@@ -1,40 +1,17 @@
 /* atlas
+like = "linear.cu"
 [launch]
-grid = ["ceil_div(rows, TILE_M)", "ceil_div(n, TILE_N)", 1]
-block = "WARPS * 32"
 shared = "STAGES * (TILE_M + TILE_N) * (128 + 4)"
-pdl = true
 [serves]
 x = ["f8g128"]
 weight = ["f8", "f8g128"]
-[limits]
-same_bits = true
 [knobs]
 # 1: mma of E4M3, which compute capability 8.9 has; 0: codes made f16.
 NATIVE = "min(1, compute_capability // 89)"
-TILE_M = 32
-TILE_N = 64
-WARPS = 4
-STAGES = 3
-legal = [
-  # Warps form ceil_div(TILE_M, 64) rows; each owns 16 x 8 fragments, at most 32 columns of them.
-  "WARPS % ceil_div(TILE_M, 64) == 0",
-  "TILE_N % (WARPS // ceil_div(TILE_M, 64) * 8) == 0",
-  "TILE_N <= WARPS // ceil_div(TILE_M, 64) * 32",
-  # 64 accumulators a thread, and as many for a step's own sum, is what registers hold.
-  "TILE_M * TILE_N <= WARPS * 2048",
-  # Deep pipelines hide latency at few rows; at many they only take shared memory from others.
-  "(STAGES - 3) * TILE_M <= 96",
-  "STAGES * (TILE_M + TILE_N) * (128 + 4) <= shared_memory_per_block",
-]
 [knobs.choices]
-TILE_M = [16, 32, 64, 128]
-TILE_N = [16, 32, 64, 128]
-WARPS = [2, 4, 8]
 STAGES = [2, 3, 6]
 [cost]
 bytes = "(TILE_M + TILE_N) * k * 33 // 32"
-flops = "2 * TILE_M * TILE_N * k"
 trips = "1 + ceil_div(ceil_div(k, 128), STAGES - 1)"
 steps = "ceil_div(k, 128)"
 memory = "n * k * 33 // 32"

@@ -1,38 +1,14 @@
 /* atlas
+like = "linear.cu"
 [launch]
-grid = ["ceil_div(rows, TILE_M)", "ceil_div(n, TILE_N)", 1]
-block = "WARPS * 32"
 shared = "STAGES * (TILE_M * 256 + TILE_N * 80)"
-pdl = true
 [serves]
 x = ["bf16"]
 weight = ["nvfp4", "i4g32b", "i4g32", "i4g32z", "i4g32m"]
-[limits]
-same_bits = true
-[knobs]
-TILE_M = 32
-TILE_N = 64
-WARPS = 4
-STAGES = 3
-legal = [
-  # Warps form ceil_div(TILE_M, 64) rows; each owns 16 x 8 fragments, at most 32 columns of them.
-  "WARPS % ceil_div(TILE_M, 64) == 0",
-  "TILE_N % (WARPS // ceil_div(TILE_M, 64) * 8) == 0",
-  "TILE_N <= WARPS // ceil_div(TILE_M, 64) * 32",
-  # 64 accumulators a thread, and as many for a step's own sum, is what registers hold.
-  "TILE_M * TILE_N <= WARPS * 2048",
-  # Deep pipelines hide latency at few rows; at many they only take shared memory from others.
-  "(STAGES - 3) * TILE_M <= 96",
-  "STAGES * (TILE_M * 256 + TILE_N * 80) <= shared_memory_per_block",
-]
 [knobs.choices]
-TILE_M = [16, 32, 64, 128]
-TILE_N = [16, 32, 64, 128]
-WARPS = [2, 4, 8]
 STAGES = [2, 3, 6]
 [cost]
 bytes = "(TILE_M * 32 + TILE_N * 9) * k // 16"
-flops = "2 * TILE_M * TILE_N * k"
 trips = "1 + ceil_div(ceil_div(k, 128), STAGES - 1)"
 steps = "ceil_div(k, 128)"
 memory = "n * k * 9 // 16"

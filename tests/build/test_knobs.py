@@ -43,15 +43,15 @@ def test_a_kernels_own_table_comes_before_its_ops(tree: Path, target: Target, de
     name = linear(960, 576).name()
     write_tuning(tree, f"[linear]\nTILE_M = 16\nTILE_N = 64\n[linear.{name}]\nTILE_N = 32\nSTAGES = 6\n")
     chosen = knobs.choose(declared, linear(960, 576), target)
-    assert chosen == knobs.Chosen({"TILE_M": 16, "TILE_N": 32, "WARPS": 4, "STAGES": 6}, "tuned")
+    assert chosen == knobs.Chosen({"SIDES": 1, "TILE_M": 16, "TILE_N": 32, "WARPS": 4, "STAGES": 6}, "tuned")
     other = knobs.choose(declared, linear(576, 576), target)
-    assert other == knobs.Chosen({"TILE_M": 16, "TILE_N": 64, "WARPS": 4, "STAGES": 3}, "tuned")
+    assert other == knobs.Chosen({"SIDES": 1, "TILE_M": 16, "TILE_N": 64, "WARPS": 4, "STAGES": 3}, "tuned")
 
 
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ("TILE = 16", r"\[linear\] sets 'TILE'; accepted: TILE_M, TILE_N, WARPS, STAGES"),
+        ("TILE = 16", r"\[linear\] sets 'TILE'; accepted: SIDES, TILE_M, TILE_N, WARPS, STAGES"),
         ("TILE_M = 24", r"\[linear\] TILE_M = 24; accepted: 16, 32, 64, 128"),
         ('TILE_M = "16"', r"\[linear\] TILE_M = '16'; accepted: 16, 32, 64, 128"),
         ("WARPS = 8\nTILE_N = 16", "linear__|breaks the rule TILE_N % .* tune again, or delete the table"),

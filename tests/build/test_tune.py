@@ -152,7 +152,7 @@ def result_for(winner: dict[str, int], arch: str = "sm_90a") -> dict[str, Any]:
     }
 
 
-GOOD = {"TILE_M": 16, "TILE_N": 32, "WARPS": 4, "STAGES": 6}
+GOOD = {"SIDES": 1, "TILE_M": 16, "TILE_N": 32, "WARPS": 4, "STAGES": 6}
 
 
 def test_winners_are_written_with_their_figures_and_used(tree: Path) -> None:
