@@ -50,6 +50,15 @@ class Buffer {
   std::vector<T> memory_;
 };
 
+// Runs a kernel that needs nothing shared, as one worker.
+void run(const CpuKernelEntry& entry, void* const* operands, const int64_t* dims,
+         const Constant* constants) {
+  CpuLaunch launch = {operands, dims, constants, 0, 1, nullptr, nullptr, nullptr, nullptr};
+  Buffer<std::byte> scratch(entry.scratch == nullptr ? 0 : entry.scratch(launch));
+  launch.scratch = scratch.data();
+  entry.kernel(launch);
+}
+
 // out = x weight^T by one worker. The tail of k, of n and of a row tile are part of it.
 template <class Element>
 std::string test_linear(const CpuKernelEntry& entry, int64_t rows, int64_t n, int64_t k) {
@@ -77,10 +86,7 @@ std::string test_linear(const CpuKernelEntry& entry, int64_t rows, int64_t n, in
   Constant constants[2];
   constants[0].i = n;
   constants[1].i = k;
-  CpuLaunch launch = {operands, &rows, constants, 0, 1, nullptr, nullptr, nullptr, nullptr};
-  Buffer<std::byte> scratch(entry.scratch == nullptr ? 0 : entry.scratch(launch));
-  launch.scratch = scratch.data();
-  entry.kernel(launch);
+  run(entry, operands, &rows, constants);
 
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t row = 0; row < n; ++row) {
@@ -228,10 +234,7 @@ std::string test_linear_a8(const CpuKernelEntry& entry, int64_t rows) {
   Constant constants[2];
   constants[0].i = kN;
   constants[1].i = kK;
-  CpuLaunch launch = {operands, &rows, constants, 0, 1, nullptr, nullptr, nullptr, nullptr};
-  Buffer<std::byte> scratch(entry.scratch == nullptr ? 0 : entry.scratch(launch));
-  launch.scratch = scratch.data();
-  entry.kernel(launch);
+  run(entry, operands, &rows, constants);
 
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t n = 0; n < kN; ++n) {
@@ -296,10 +299,7 @@ std::string test_attention(const CpuKernelEntry& entry) {
   constants[2].i = kDim;
   constants[3].i = 0;  // no window
   constants[4].f = 1.0 / std::sqrt(double{kDim});
-  CpuLaunch launch = {operands, dims, constants, 0, 1, nullptr, nullptr, nullptr, nullptr};
-  Buffer<std::byte> scratch(entry.scratch == nullptr ? 0 : entry.scratch(launch));
-  launch.scratch = scratch.data();
-  entry.kernel(launch);
+  run(entry, operands, dims, constants);
 
   const auto in_cache = [&](int64_t t) { return (table[t / kBlock] * kBlock + t % kBlock) * kDim; };
   for (int64_t i = 0; i < kRows * kHeads; ++i) {
