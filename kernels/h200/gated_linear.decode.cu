@@ -1,9 +1,10 @@
 /* atlas
 [launch]
-grid = ["multiprocessors", 1, 1]
+grid = ["multiprocessors - PAIRS * (multiprocessors - RANGES)", 1, 1]
 block = "288 + min(1, max_rows // 128) * (TOGETHER - 1) * 96"
-shared = "(130 + min(1, max_rows // 64) * 86) * 1024"
+shared = "(130 + PAIRS * 44 + min(1, max_rows // 64) * (86 - PAIRS * 44)) * 1024"
 pdl = true
+cluster = "1 + PAIRS * min(1, 128 // max_rows)"
 [rows]
 up_to = [8, 16, 32, 64, 128, 256]
 [serves]
@@ -22,6 +23,8 @@ EACH = "max(1, multiprocessors // BLOCKS)"
 # sharing tokens +9, +13, -10, -19, +97 on top. Qwen3-8B's 36 layers, on 96 thread blocks:
 # +34, +35, +3, -189 us at 1, 8, 32, 128 rows (128 ranges of single row blocks -1, -3, -20, -110).
 EVEN = "min(1, 10 * BLOCKS * EACH // (7 * TURNS * multiprocessors))"
+# Whether there are two ranges of each: a cluster adds them up, without scratch.
+PAIRS = "EVEN * min(1, EACH // 2) * (1 - min(1, EACH // 3))"
 RANGES = "multiprocessors - EVEN * (multiprocessors - ceil_div(BLOCKS, TURNS) * EACH)"
 TOGETHER = "1 + EVEN * (1 - TURNS % 2)"
 [layouts]

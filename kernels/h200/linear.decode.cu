@@ -1,10 +1,10 @@
 /* atlas
 [launch]
-grid = ["multiprocessors", 1, 1]
+grid = ["multiprocessors - FITS * (multiprocessors - RANGES)", 1, 1]
 block = 288
-shared = "(130 + min(1, max_rows // 64) * 86) * 1024"
+shared = "KB * 1024"
 pdl = true
-cluster = "1 + PAIRS * min(1, max_rows // 32) * min(1, 128 // max_rows)"
+cluster = "WAYS"
 # Few rows: attention is resident beside it.
 resident = "4 - 3 * min(1, max_rows // 64)"
 [rows]
@@ -19,14 +19,31 @@ spills = 64
 bytes = "multiprocessors * 2 * 512 * max_rows"
 [knobs]
 BLOCKS = "ceil_div(n, 128)"
-EACH = "multiprocessors // BLOCKS"
+TILES = "ceil_div(k, 128 // max(1, size_x))"
+# Ranges of a row block, 2, 4 or 8, of which a cluster has all, so that all clusters find room: on
+# an H200's 132 multiprocessors 15 of eight or 30 of four.
+ROOM = "5 * multiprocessors // (11 * BLOCKS)"
+SIZE = "2 * min(2, ROOM) * max(1, min(2, ROOM // 2))"
+# Whether they are taken: where shared memory has all of a range, up to eight tiles. Qwen3-0.6B's 28
+# layers in bf16, us a layer at 1, 8, 32, 128 rows: 25.4, 31.1, 45.6, 124.6 before, with parts in
+# scratch, 18.2, 24.6, 40.9, 112.9 with o and down so (and gate_up, gated_linear.decode.cu).
+FITS = "min(1, SIZE) * min(1, 8 // ceil_div(TILES, max(1, SIZE)))"
+EACH = "multiprocessors // BLOCKS - FITS * (multiprocessors // BLOCKS - SIZE)"
 # Whether that many whole ranges of each row block keep seven of ten multiprocessors at work.
 # Llama-3-8B's qkv, two for each of 48 row blocks, against a range for each multiprocessor, in the
 # sequence of its 32 layers on an H200, us: +47, +20, +19, -137, -175 in bf16 at 1, 8, 32, 64, 128
 # rows, +24, -7, -12, -121, -163 in fp8.
-EVEN = "min(1, 10 * BLOCKS * EACH // (7 * multiprocessors))"
+EVEN = "max(FITS, min(1, 10 * BLOCKS * EACH // (7 * multiprocessors)))"
 # Whether they are added up two by two.
 PAIRS = "EVEN * (1 - EACH % 2)"
+# Thread blocks of a cluster.
+WAYS = "1 + PAIRS * min(1, 128 // max_rows) * (1 + FITS * (SIZE - 2))"
+# KB of shared memory: up to 32 rows LEAST, or all of a range and what the cluster's others send.
+LEAST = 130
+MANY = "min(1, max_rows // 64)"
+SENT = "(WAYS - 1) * ceil_div(max_rows, 8 * WAYS) * 4"
+WHOLE = "FITS * (ceil_div(TILES, WAYS) * (16 + ceil_div(max_rows, 8)) + SENT + 4)"
+KB = "max(LEAST, (1 - MANY) * WHOLE, MANY * 216)"
 RANGES = "multiprocessors - EVEN * (multiprocessors - BLOCKS * EACH)"
 TOGETHER = 1
 [layouts]
@@ -43,9 +60,10 @@ weight = "tiles"
 // weights (decode_product.cuh). Column blocks that lie within a range are stored from registers,
 // those that several ranges have a part of go through scratch (shared_sums.cuh). Where whole ranges
 // of each column block leave few multiprocessors idle, ranges end with them: fewer parts to add up.
-// An even number of them is added up two by two: from 32 rows on thread blocks stand in clusters of
-// two, which trade their sums without scratch (paired_sums.cuh): Llama-3-8B's 32 layers on an H200,
-// o and down alone, -24, -98 and -190 us at 32, 64 and 128 rows in bf16.
+// An even number of them is added up two by two: thread blocks stand in clusters of two, which
+// trade their sums without scratch (paired_sums.cuh): Llama-3-8B's 32 layers on an H200, o and down
+// alone, -38, -22, -24, -98 and -190 us at 1, 8, 32, 64 and 128 rows in bf16. Of small matrices a
+// cluster has all ranges of a column block, and scratch is not used at all.
 // Ranges and the order of additions depend on the shape alone: a row's bits are the same whatever
 // the number of rows.
 //

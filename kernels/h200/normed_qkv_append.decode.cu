@@ -1,8 +1,5 @@
 /* atlas
 like = "linear.decode.cu"
-[launch]
-# One more than there, or what warps exchange costs 32 rows a slot of the ring.
-shared = "(131 + min(1, max_rows // 64) * 85) * 1024"
 [serves]
 q_out = ["bf16"]
 k_cache = ["bf16"]
@@ -13,6 +10,8 @@ where = ["(head_dim - 64) * (head_dim - 128) == 0", "rotary_dim == head_dim"]
 # After the last product, to hold 32 rows to 56 registers.
 spills = 192
 [knobs]
+# One more than there, or what warps exchange costs 32 rows a slot of the ring.
+LEAST = 131
 BLOCKS = "ceil_div((n_heads + 2 * n_kv_heads) * head_dim, 128)"
 [layouts]
 k_cache = "kv_tiles"

@@ -29,6 +29,7 @@ CASES = [
     for intermediate, k, counts, optional in (
         (320, 576, (1, 2, 3, 4, 7, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 256), ()),
         (504, 200, (1, 8, 40, 129), ("bias",)),
+        (3000, 320, (1, 8, 16, 30, 64, 128, 200), ()),  # two ranges of each row block
         (9000, 256, (2, 24, 128), ()),
         (14016, 72, (8, 128, 129), ()),  # more row blocks than multiprocessors, an odd number of them
         (14016, 200, (75,), ("bias",)),
@@ -43,7 +44,7 @@ def test_matches_reference(device, case: Case, rng) -> None:
     assert device.check(case, inputs(case, rng)) <= 1.0
 
 
-@pytest.mark.parametrize(("intermediate", "k"), [(192, 576), (14016, 72)])
+@pytest.mark.parametrize(("intermediate", "k"), [(192, 576), (3000, 576), (14016, 72)])
 @pytest.mark.parametrize("types", TYPES[:4], ids=lambda t: t["weight"])
 def test_row_does_not_depend_on_the_batch(device, types: dict[str, str], intermediate: int, k: int, rng) -> None:
     whole = gated(types, intermediate, k, 256)

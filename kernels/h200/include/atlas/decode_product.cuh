@@ -31,7 +31,7 @@ __host__ __device__ constexpr int decode_threads(bool moves_registers, int sides
 }
 
 // kRowBlocks of kTiles tiles of k in kRanges_ ranges, for kPasses times N tokens. kPairs: whether
-// the ranges of a group are added up two by two. kCluster: thread blocks of a cluster, 1 or 2.
+// the ranges of a group are added up two by two. kCluster: thread blocks of a cluster.
 template <class Weights_, int kPasses_, int kRowBlocks, int kTiles, int kRanges_, bool kPairs,
           int kCluster>
 struct DecodeSplit {
@@ -46,10 +46,11 @@ struct DecodeSplit {
   // Whether ranges end with groups, kEach with each.
   static constexpr bool kEven = kRanges % kGroups == 0;
   static constexpr int kEach = kEven ? kRanges / kGroups : 0;
-  // Whether a group's sums are added up two by two, and whether a cluster has such a pair.
+  // Whether a group's sums are added up two by two, and whether a cluster has such a pair, or all.
   static constexpr bool kByPairs = kPairs && kEven && kEach % 2 == 0;
-  static constexpr bool kPaired = kByPairs && kCluster == 2;
-  static_assert(!kPaired || kPasses == 1, "a pair trades the sums of one group, once");
+  static constexpr bool kTrades = kByPairs && kCluster > 1 && (kCluster == 2 || kCluster == kEach);
+  static constexpr int kWays = kTrades ? kCluster : 1;
+  static_assert(!kTrades || kPasses == 1, "a cluster trades the sums of one group, once");
   static_assert(Weights::kUnit % Weights::kSpan == 0, "a unit is whole slots");
   static_assert(static_cast<long long>(kTotal) * (kRanges + 1) < 1ll << 31, "ranges fit in an int");
 
@@ -90,10 +91,15 @@ class DecodeProduct {
   static constexpr int kSlotBytes = kTokensAt + kSpan * kN * kTileRowBytes;
   static constexpr int kBarriers = 512;
   static constexpr int kStages = (kBytes - kRest - kBarriers) / kSlotBytes;
+  // Whether the ring holds all of a range: no slot is used twice, and none is given back. Products
+  // of a slot need not end before the next one's begin.
+  static constexpr int kMostUnits = (Split::kTotal + Split::kRanges - 1) / Split::kRanges;
+  static constexpr bool kWhole =
+      Weights::kStarts && Split::kPasses == 1 && kMostUnits * (Weights::kUnit / kSpan) <= kStages;
   // Slots that are filled before inputs are there. The kernels between products wait behind these
   // copies, so fewer than all: Llama-3-8B's products with norms between, one row, all, 5 and 3 of 8
   // slots: 3.473, 3.440 and 3.466 ms in bf16, 2.030, 2.016 and 2.034 in fp8.
-  static constexpr int kEarly = (5 * kStages + 7) / 8;
+  static constexpr int kEarly = kWhole ? kStages : (5 * kStages + 7) / 8;
   // Tokens by cp.async of all lanes: a few KB need not wait in the queue of bulk copies.
   static constexpr bool kByLanes = Weights::kTokensByLanes;
   static_assert(!kByLanes || (!Weights::kScaled && Split::kKTiles % kSpan == 0 && kN <= kTileRows &&
@@ -134,7 +140,7 @@ class DecodeProduct {
       publish_barriers();
     }
     __syncthreads();
-    if constexpr (Split::kPaired) cluster_arrive();
+    if constexpr (Split::kTrades) cluster_arrive();
   }
 
   __device__ const Weights& weights() const { return product_; }
@@ -155,7 +161,7 @@ class DecodeProduct {
       }
     }
     __syncwarp();
-    if constexpr (Split::kPaired) cluster_wait();
+    if constexpr (Split::kTrades) cluster_wait();
     wait_for_inputs();
     if (chosen) {
       for (int slot = 0; slot < early; ++slot) {
@@ -182,7 +188,7 @@ class DecodeProduct {
   // The warpgroups, first of all.
   __device__ void start_consumers() {
     if constexpr (Weights::kMovesRegisters) take_registers<kSides == 1 ? 224 : 112>();
-    if constexpr (Split::kPaired) cluster_wait();
+    if constexpr (Split::kTrades) cluster_wait();
     if constexpr (kReadySlots > 0) prepare<0>();
     if constexpr (kReadySlots > 1) prepare<1>();
     wait_for_inputs();
@@ -209,16 +215,22 @@ class DecodeProduct {
 #pragma unroll 1
       for (; k < end; ++k) {
         full_[turn.slot].wait(turn.parity);
-        product_.multiply(slot(turn.slot, mine), tiles_in(k));
-        if constexpr (Weights::kLag == 0) {
-          release(turn.slot);
+        if constexpr (kWhole) {
+          product_.start(slot(turn.slot, mine));
         } else {
-          if (k > at.slot) release(turn.slot == 0 ? kStages - 1 : turn.slot - 1);
+          product_.multiply(slot(turn.slot, mine), tiles_in(k));
+          if constexpr (Weights::kLag == 0) {
+            release(turn.slot);
+          } else {
+            if (k > at.slot) release(turn.slot == 0 ? kStages - 1 : turn.slot - 1);
+          }
         }
         turn.advance();
       }
       product_.finish(tails);
-      if constexpr (Weights::kLag != 0) release(turn.slot == 0 ? kStages - 1 : turn.slot - 1);
+      if constexpr (!kWhole && Weights::kLag != 0) {
+        release(turn.slot == 0 ? kStages - 1 : turn.slot - 1);
+      }
       epilogue(at.group, at.pass, product_.sum);
       at.slot = end - 1;
       advance(at);

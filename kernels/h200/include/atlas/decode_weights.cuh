@@ -12,6 +12,7 @@
 //   kScaled    whether tokens are f8g128: a scale a row behind the codes of each tile
 //   kTokensByLanes  whether tokens are copied by all lanes of a warp
 //   kLag       slots whose products may still run when multiply() returns: 0 or 1
+//   kStarts    whether there is start(slot): multiply() of a whole slot that runs until finish()
 //   kMovesRegisters  whether a whole warpgroup copies, and gives its registers up
 //   kReadySlots  of the first slots of a range, those whose weights go to registers before inputs
 //              are there: prepare<n>(slot), then multiply_ready<n>(slot) in place of multiply()
@@ -52,7 +53,7 @@ struct Bf16Weights {
   static constexpr int kTile = kTileBytes, kTail = 0, kSpan = 1, kUnit = 1;
   // Few tokens: the ring is short of data, so a slot is given back at once. Many: products overlap.
   static constexpr int kLag = kN < 64 ? 0 : 1;
-  static constexpr bool kScaled = false, kMovesRegisters = kN * kTogether == 256;
+  static constexpr bool kScaled = false, kMovesRegisters = kN * kTogether == 256, kStarts = true;
   float sum[kTogether][kN / 2];
 
   __device__ void begin(const unsigned char* const (& /*tails*/)[kTogether]) {
@@ -63,6 +64,10 @@ struct Bf16Weights {
     }
   }
   __device__ void multiply(const Slot& slot, int /*tiles*/) {
+    start(slot);
+    wgmma_wait<kLag>();
+  }
+  __device__ void start(const Slot& slot) {
     const auto a = wgmma_descriptor(slot.weights + warpgroup() * (kTileBytes / 2));
     const auto b = wgmma_descriptor(slot.tokens);
     wgmma_fence();
@@ -74,10 +79,9 @@ struct Bf16Weights {
       }
     }
     wgmma_commit();
-    wgmma_wait<kLag>();
   }
   __device__ void finish(const unsigned char* const (& /*tails*/)[kTogether]) {
-    if constexpr (kLag != 0) wgmma_wait<0>();
+    wgmma_wait<0>();
 #pragma unroll
     for (auto& block : sum) wgmma_hold(block);
   }
@@ -100,7 +104,7 @@ struct F8Weights {
   static constexpr int kReadySlots = 0;
   static constexpr int kTile = kTileStride<!kRowScales>, kTail = kRowScales ? kTileScaleBytes : 0;
   static constexpr int kSpan = 1, kUnit = 1, kLag = 0, kStride = align_up(kTile, 1024);
-  static constexpr bool kScaled = true, kMovesRegisters = kN * kTogether == 256;
+  static constexpr bool kScaled = true, kMovesRegisters = kN * kTogether == 256, kStarts = false;
   float sum[kTogether][kN / 2];
   float row_scale;  // by token: of the threadIdx.x-th row of all row blocks together
 

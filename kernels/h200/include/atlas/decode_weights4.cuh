@@ -22,6 +22,7 @@ struct FourBitWeights {
   static constexpr int kTile = Format::kTile, kTail = Format::kTail;
   static constexpr int kUnit = divisor_up_to(kTiles, 4), kSpan = divisor_up_to(kUnit, kMost);
   static constexpr int kLag = 0, kReadySlots = 0;
+  static constexpr bool kStarts = false;
   static constexpr bool kTokensByLanes = kN <= 16;
   static constexpr bool kScaled = false, kMovesRegisters = kN == 128 && kSides == 2;
   float sum[1][kN / 2];

@@ -25,7 +25,9 @@ constexpr bool kByToken =
     kF8Out && atlas::kTokens == 128 && ceil_div(kBlocks, 2) % knobs::RANGES == 0;
 using Weights = atlas::InstanceWeights<kTiles, kByToken>;
 constexpr int kN = Weights::kTokens, kTogether = Weights::kTogether;
-using Split = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES, false, 1>;
+using Split = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES,
+                                 (launch::cluster > 1), launch::cluster>;
+using Pair = atlas::PairedSums<Split>;
 using Sums = atlas::SharedSums<Split>;
 constexpr int kSides = Weights::kSides, kOutTiles = ceil_div(kColumns, kF8Out ? 128 : 64);
 // Tiles of out that a thread has a part of, and eights of tokens that it activates at a time: of
@@ -48,7 +50,7 @@ using Factors = atlas::RowFactors<launch::max_rows, ceil_div(constants::k, atlas
 using Factors = atlas::NoRowFactors;
 #endif
 constexpr int kRest = kSides * kStaged + kGroupFactors + kRowScales + Factors::kBytes;
-using Product = atlas::DecodeProduct<Split, launch::shared, kRest>;
+using Product = atlas::DecodeProduct<Split, launch::shared, kRest + Pair::kBytes>;
 static_assert(launch::block == atlas::decode_threads(Weights::kMovesRegisters, kSides),
               "consumers and those who copy");
 static_assert(!kF8Out || (kTogether == 2 && kSides == 1),
@@ -315,12 +317,13 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
 #endif
   const int rows = *n_rows;
   const auto* weights = reinterpret_cast<const unsigned char*>(weight);
+  const Pair pair(shared_memory + launch::shared - kRest - Pair::kBytes);
   Product product(shared_memory);
   if (product.is_producer()) {
     product.produce(weights, reinterpret_cast<const unsigned char*>(x), rows);
   } else {
     product.start_consumers();
     Factors factors(shared_memory + launch::shared - Factors::kBytes, squares, rows);
-    consume(product, Sums(scratch, shared_memory), weights, bias, factors, out, rows);
+    consume(product, Sums(scratch, shared_memory, pair), weights, bias, factors, out, rows);
   }
 }

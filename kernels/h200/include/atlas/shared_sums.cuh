@@ -12,7 +12,8 @@
 // each way.
 //
 // Where every group has the same even number of ranges, neighbours' parts may be added up first: a
-// cluster of two does that without scratch (paired_sums.cuh), and the pairs are what meets here.
+// cluster does that without scratch (paired_sums.cuh): of two, and the pairs are what meets here,
+// or of all of a group's, and nothing does.
 //
 // Thread blocks wait for one another, so all must be resident: a launch has one per multiprocessor.
 #pragma once
@@ -30,7 +31,7 @@ struct Nothing {};  // what is fetched for sums that need nothing else
 template <class Split>
 class SharedSums {
  public:
-  static constexpr int kN = Split::kN, kTogether = Split::kTogether;
+  static constexpr int kN = Split::kN, kTogether = Split::kTogether, kWays = Split::kWays;
   // Eights of a share, and parts, that are read at a time: a group has 2 to 6 parts in the products
   // of 8B models. Two sides of consumers leave few registers beside the sums of many tokens.
   static constexpr int kMostShared = kN >= 128 ? 4 : kN / 32;
@@ -51,8 +52,8 @@ class SharedSums {
                          Give give) const {
     const int range = blockIdx.x, first = Split::first_range(group);
     const int last = Split::last_range(group);
-    if constexpr (Split::kPaired) {
-      finish_pair(range, first, last, sum, rows, give);
+    if constexpr (Split::kTrades) {
+      finish_traded(range, first, last, sum, rows, give);
       return;
     }
     // Whether the first range has begun the group before it came to its own first.
@@ -78,36 +79,47 @@ class SharedSums {
   }
 
  private:
-  // The sums of every second eight of a pair.
+  // The eights of tokens that a block of a cluster takes.
   template <class Give>
-  struct OfPair {
-    static constexpr int kOwn = Give::kOwn < kN / 16 ? Give::kOwn : kN / 16;
+  struct OfCluster {
+    static constexpr int kOwn =
+        Give::kOwn < PairedSums<Split>::kEights ? Give::kOwn : PairedSums<Split>::kEights;
     Give give;
     int rank;
 
     template <int kCount>
     __device__ auto fetch(int start, int step) const {
-      return give.template fetch<kCount>(2 * start + rank, 2 * step);
+      return give.template fetch<kCount>(kWays * start + rank, kWays * step);
     }
     template <int kCount, class Fetched>
     __device__ void operator()(int start, int step, const float4 (&sums)[kCount][kTogether],
                                const Fetched& fetched) const {
-      give(2 * start + rank, 2 * step, sums, fetched);
+      give(kWays * start + rank, kWays * step, sums, fetched);
     }
   };
 
   template <class Give>
-  __device__ void finish_pair(int range, int first, int last, const float (&sum)[kTogether][kN / 2],
-                              int rows, Give give) const {
-    const int rank = range % 2, eights = ((rows + 7) / 8 + 1 - rank) / 2;
-    float both[kTogether][kN / 4];
-    pair_.trade(sum, both);
-    const OfPair<Give> of_pair{give, rank};
-    if constexpr (Split::kEach == 2) {
-      give_own(both, 8 * eights, of_pair);
+  __device__ void finish_traded(int range, int first, int last,
+                                const float (&sum)[kTogether][kN / 2], int rows, Give give) const {
+    constexpr int kEights = PairedSums<Split>::kEights, kOwn = OfCluster<Give>::kOwn;
+    const int rank = range % kWays, eights = PairedSums<Split>::eights(rows);
+    const OfCluster<Give> of_cluster{give, rank};
+    float all[kTogether][4 * kEights] = {};
+    if constexpr (Split::kEach == kWays && kEights <= kOwn) {
+      // What else is needed is asked for while sums are on their way.
+      const auto fetched = of_cluster.template fetch<kOwn>(0, 1);
+      pair_.trade(sum, all);
+      float4 sums[kOwn][kTogether];
+      four_by_four(all, sums);
+      if (eights > 0) of_cluster(0, 1, sums, fetched);
+      return;
+    }
+    pair_.trade(sum, all);
+    if constexpr (Split::kEach == kWays) {
+      give_own(all, 8 * eights, of_cluster);
     } else {
-      share(first + rank, last - 1 + rank, false, (range - first) / 2, Split::kEach / 2, 0, both,
-            8 * eights, of_pair);
+      share(first + rank, last - (kWays - 1) + rank, false, (range - first) / kWays,
+            Split::kEach / kWays, 0, all, 8 * eights, of_cluster);
     }
   }
 
@@ -128,8 +140,8 @@ class SharedSums {
   static constexpr int kMost =
       kN <= 32 || kShort ? 4 : (Split::kByPairs ? 8 : 12) / (kShared * kTogether);
   // Ranges from one part that is read to the next; whether two of them are added up first.
-  static constexpr int kRanges = Split::kPaired ? 2 : 1, kParts = Split::kEach / kRanges;
-  static constexpr bool kByPairs = Split::kByPairs && Split::kEach > 2 && !Split::kPaired;
+  static constexpr int kRanges = Split::kWays, kParts = Split::kEach / kRanges;
+  static constexpr bool kByPairs = Split::kByPairs && Split::kEach > 2 && !Split::kTrades;
   static constexpr int kAtOnce = kParts > 0 && kParts < kMost ? kParts : kMost;
   static_assert(!kByPairs || kAtOnce % 2 == 0, "pairs are read together");
   // Of four sums a thread: of a row block, of a part, from a range to the next; of what is kept.
@@ -212,6 +224,20 @@ class SharedSums {
     }
   }
 
+  // The first eights.
+  template <int kSums, int kCount>
+  __device__ static void four_by_four(const float (&sum)[kTogether][kSums],
+                                      float4 (&sums)[kCount][kTogether]) {
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+      for (int block = 0; block < kTogether; ++block) {
+        const float* four = sum[block] + 4 * n;
+        sums[n][block] = make_float4(four[0], four[1], four[2], four[3]);
+      }
+    }
+  }
+
   // Everything, in a loop that moves registers along: unrolled, its code takes longer to come than
   // to run.
   template <int kSums, class Give>
@@ -221,14 +247,7 @@ class SharedSums {
     for (int start = 0; 8 * start < rows; start += kOwn) {
       const auto fetched = give.template fetch<kOwn>(start, 1);
       float4 sums[kOwn][kTogether];
-#pragma unroll
-      for (int n = 0; n < kOwn; ++n) {
-#pragma unroll
-        for (int block = 0; block < kTogether; ++block) {
-          const float* four = sum[block] + 4 * n;
-          sums[n][block] = make_float4(four[0], four[1], four[2], four[3]);
-        }
-      }
+      four_by_four(sum, sums);
       give(start, 1, sums, fetched);
       if constexpr (4 * kOwn < kSums) {
 #pragma unroll
