@@ -24,5 +24,6 @@ v_cache = "kv_tiles"
 // x, weight, squares as there; turns [rows, head_dim / 2, 2] f32 and places [rows] i32 (rope_rows);
 // q_out row-major bf16, caches bf16 in `kv_tiles`. A block of 128 columns is a head or two. Columns
 // that turn together are half a head apart: in two warps, which exchange half of what they have
-// through shared memory, so that each turns every other token. A norm's squares go along.
+// through shared memory, so that each turns every other token. A norm's squares go along. From 65
+// rows on of heads of 128, sums are by token (token_sums.cuh) and a thread has both.
 #include "atlas/qkv_append_decode.cuh"

@@ -35,6 +35,8 @@ CASES = [
         (200, 504, (1, 8, 40, 129), 0.22, ("bias",)),
         (1000, 1736, (1, 8, 16, 30, 64, 128, 200), 1.0, ()),  # a cluster for all ranges of a block of columns
         (4096, 1024, (1, 16, 128), 1.0, ()),  # several whole ranges of each block of columns
+        (4096, 576, (100,), 0.5, ("bias",)),
+        (6144, 576, (40, 75, 128), 1.0, ()),  # two
         (8960, 576, (5, 32, 130), 1.0, ()),  # ranges that begin and end within blocks
         (17064, 72, (3, 33), 0.5, ()),  # more blocks than thread blocks
     )
@@ -55,7 +57,7 @@ def test_matches_reference(device, case: Case, rng) -> None:
     assert device.check(case, inputs(case, rng)) <= 1.0
 
 
-@pytest.mark.parametrize("n", [576, 1000, 4096, 8960])
+@pytest.mark.parametrize("n", [576, 1000, 4096, 6144, 8960])
 @pytest.mark.parametrize("types", TYPES[:4], ids=lambda t: "-".join(t.values()))
 def test_row_does_not_depend_on_the_batch(device, types: dict[str, str], n: int, rng) -> None:
     whole = residual(types, n, 576, 256)

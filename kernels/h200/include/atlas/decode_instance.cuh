@@ -1,5 +1,5 @@
 // The class of decode_product.cuh for the weights of an instance, by the type of operand `weight`.
-// kByToken: of f8 and f8g128 (decode_weights.cuh).
+// kByToken: of bf16, f8 and f8g128 (decode_weights.cuh).
 #pragma once
 
 #include "atlas/convert.cuh"
@@ -25,7 +25,7 @@ using InstanceWeights = Weights4<kTokens, InstanceFormat, kTiles, knobs::SIDES>;
 #ifdef ATLAS_TYPE_WEIGHT_BF16
 constexpr int kTileColumns = 64;
 template <int kTiles, bool kByToken = false>
-using InstanceWeights = Bf16Weights<kTokens, knobs::TOGETHER>;
+using InstanceWeights = Bf16Weights<kTokens, knobs::TOGETHER, kByToken>;
 #else
 constexpr int kTileColumns = 128;
 #ifdef ATLAS_TYPE_WEIGHT_F8

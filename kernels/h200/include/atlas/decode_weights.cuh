@@ -44,9 +44,11 @@ __host__ __device__ constexpr int align_up(int bytes, int unit) {
 constexpr int kWarpgroup = 128;
 __device__ inline int warpgroup() { return threadIdx.x / kWarpgroup; }
 
-// bf16 by bf16: wgmma adds up the whole of k.
-template <int kN, int kTogether_>
+// bf16 by bf16: wgmma adds up the whole of k. kByToken: see F8Weights.
+template <int kN, int kTogether_, bool kByToken_ = false>
 struct Bf16Weights {
+  static constexpr bool kByToken = kByToken_;
+  static_assert(!kByToken || kN == 128, "two warpgroups have 64 tokens each");
   static constexpr int kTokens = kN, kTogether = kTogether_, kSides = 1;
   static constexpr bool kTokensByLanes = false;
   static constexpr int kReadySlots = 0;
@@ -68,14 +70,17 @@ struct Bf16Weights {
     wgmma_wait<kLag>();
   }
   __device__ void start(const Slot& slot) {
-    const auto a = wgmma_descriptor(slot.weights + warpgroup() * (kTileBytes / 2));
-    const auto b = wgmma_descriptor(slot.tokens);
+    const int mine = warpgroup() * (kTileBytes / 2);
+    const auto weights = wgmma_descriptor(slot.weights + (kByToken ? 0 : mine));
+    const auto tokens = wgmma_descriptor(slot.tokens + (kByToken ? mine : 0));
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
       for (int block = 0; block < kTogether; ++block) {
-        Wgmma<kN>::bf16_ss(sum[block], a + block * (kTile / 16) + 2 * i, b + 2 * i, 1);
+        const auto rows = weights + block * (kTile / 16);
+        Wgmma<kN>::bf16_ss(sum[block], (kByToken ? tokens : rows) + 2 * i,
+                           (kByToken ? rows : tokens) + 2 * i, 1);
       }
     }
     wgmma_commit();

@@ -21,8 +21,12 @@ constexpr int kBlocks = ceil_div(kColumns, kBlockColumns);
 constexpr bool kF8Out = atlas::same_type<types::out, unsigned char>;
 // Whether a thread has tokens rather than weight rows (decode_weights.cuh): of whole groups, whose
 // sums nobody else has a part of.
+#ifdef ATLAS_FOUR_BIT
+constexpr bool kByToken = false;
+#else
 constexpr bool kByToken =
-    kF8Out && atlas::kTokens == 128 && ceil_div(kBlocks, 2) % knobs::RANGES == 0;
+    atlas::kTokens == 128 && ceil_div(kBlocks, knobs::TOGETHER) % knobs::RANGES == 0;
+#endif
 using Weights = atlas::InstanceWeights<kTiles, kByToken>;
 constexpr int kN = Weights::kTokens, kTogether = Weights::kTogether;
 using Split = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES,
@@ -42,7 +46,7 @@ constexpr int kEightBytes = 8 * atlas::kTileRowBytes;
 constexpr int kStaged = kDirect ? 0 : kMyTiles * kOwn * kEightBytes;
 constexpr int kGroupFactors = kF8Out ? kN * 4 : 0;
 // By token: scales of a group's weight rows.
-constexpr int kRowScales = kByToken ? kTogether * atlas::kTileRows * 4 : 0;
+constexpr int kRowScales = kByToken && kF8Out ? kTogether * atlas::kTileRows * 4 : 0;
 #ifdef ATLAS_TYPE_SQUARES_F32
 using Factors = atlas::RowFactors<launch::max_rows, ceil_div(constants::k, atlas::kTileRows),
                                   kSides * atlas::kConsumers>;
@@ -196,6 +200,58 @@ struct Store {
   }
 };
 
+// The same of sums by token, in bf16: a warp stores an eight of its tokens after the other.
+struct StoreBf16ByToken {
+  const float* bias;
+  const Factors& row_factors;
+  unsigned char* out;
+  int before, rows, group;
+
+  __device__ void operator()(const float (&sums)[kTogether][kN / 2]) const {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, four = lane % 4;
+    unsigned char* const staged =
+        shared_memory + launch::shared - kRest + warp * (kStaged / (atlas::kConsumers / 32));
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int eight = 2 * warp + h;
+      const float factor = row_factors.one(before + 8 * eight + lane / 4);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+#pragma unroll
+        for (int q = 0; q < kBlockColumns / 8; ++q) {
+          const float* gate = sums[i] + 8 * q + 2 * h;
+          const int column = (group * kTogether + i) * kBlockColumns + 8 * q + 2 * four;
+          float value[2];
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            value[e] =
+                gated(bias, column + e, factored(gate[e], factor), factored(gate[4 + e], factor));
+          }
+          *reinterpret_cast<__nv_bfloat162*>(staged + i * kEightBytes +
+                                             atlas::in_tile(lane / 4, 16 * q + 4 * four)) =
+              __floats2bfloat162_rn(value[0], value[1]);
+        }
+      }
+      __syncwarp();
+      constexpr int kChunks = kEightBytes / 16;
+#pragma unroll
+      for (int chunk = lane; chunk < kTogether * kChunks; chunk += 32) {
+        const int tile = group * kTogether + chunk / kChunks;
+        if (8 * eight + chunk % kChunks / 8 >= rows || tile >= kOutTiles) continue;
+        *reinterpret_cast<uint4*>(out + atlas::tile_offset<false>(0, tile, kOutTiles) +
+                                  eight * kEightBytes + chunk % kChunks * 16) =
+            *reinterpret_cast<const uint4*>(staged + chunk * 16);
+      }
+      __syncwarp();
+    }
+  }
+
+ private:
+  __device__ static float factored(float sum, float factor) {
+    return Factors::kBytes > 0 ? __fmul_rn(sum, factor) : sum;
+  }
+};
+
 // The same of sums by token, in fp8: a thread has gates and ups of two tokens, so that four lanes
 // have a token's group of 128 columns, and a warp two eights of tokens, which it stores by itself.
 struct StoreByToken {
@@ -287,7 +343,7 @@ __device__ inline void consume(Product& product, const Sums& shared, const unsig
     const int before = pass * kN, left = min(rows - before, kN);
     auto* tiles =
         reinterpret_cast<unsigned char*>(out) + atlas::tile_offset<kF8Out>(pass, 0, kOutTiles);
-    if constexpr (kByToken) {
+    if constexpr (kByToken && kF8Out) {
       auto* const scales =
           reinterpret_cast<float*>(shared_memory + launch::shared - Factors::kBytes - kRowScales);
       atlas::named_barrier(1, atlas::kConsumers);  // The last group's are read.
@@ -296,12 +352,18 @@ __device__ inline void consume(Product& product, const Sums& shared, const unsig
       atlas::named_barrier(1, atlas::kConsumers);
       const StoreByToken store{bias, scales, factors, tiles, before, left, group};
       store(sums);
+    } else if constexpr (kByToken) {
+      factors.settle();
+      const StoreBf16ByToken store{bias, factors, tiles, before, left, group};
+      store(sums);
     } else {
       factors.settle();
       shared.finish(group, pass, sums, left, Store<Out>{bias, factors, tiles, before, left, group});
     }
   });
-  if (kByToken || (!kDirect && Split::consumer() < kMyTiles * kOwn)) atlas::bulk_wait<0>();
+  if ((kByToken && kF8Out) || (!kDirect && Split::consumer() < kMyTiles * kOwn)) {
+    atlas::bulk_wait<0>();
+  }
 }
 
 }  // namespace

@@ -47,6 +47,36 @@ class PairedSums {
     }
   }
 
+  // The pair's sums of sums by token (decode_weights.cuh), whose eights are 2 * warp + i: columns
+  // 8 j + 2 t + e of token g in both[2 * j + e].
+  __device__ void trade_by_token(const float (&sum)[kN / 2], float (&both)[kN / 4]) const {
+    static_assert(kWays == 2 && kTogether == 1, "a pair that has a row block");
+    const unsigned rank = cluster_rank();
+    const unsigned to = cluster_address(got(0, 0), rank ^ 1);
+    const unsigned barrier = cluster_address(barrier_, rank ^ 1);
+#pragma unroll
+    for (int n = 0; n < kEights; ++n) {
+      float other[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* const two = sum + 8 * n + i / 2 * 4 + i % 2;  // of both eights
+        both[4 * n + i] = rank == 0 ? two[0] : two[2];
+        other[i] = (rank == 0 ? two[2] : two[0]) + 0.0f;
+      }
+      store_async(to + n * kThreads * 16, make_float4(other[0], other[1], other[2], other[3]),
+                  barrier);
+    }
+    barrier_->wait(0);
+#pragma unroll
+    for (int n = 0; n < kEights; ++n) {
+      const float4 four = *got(0, n);
+      both[4 * n] += four.x;
+      both[4 * n + 1] += four.y;
+      both[4 * n + 2] += four.z;
+      both[4 * n + 3] += four.w;
+    }
+  }
+
  private:
   // Where block `to` keeps what block `rank` sends.
   __device__ static int from(int rank, int to) { return rank - (rank > to ? 1 : 0); }

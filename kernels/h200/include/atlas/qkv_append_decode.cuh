@@ -7,7 +7,7 @@
 #include "atlas/instance.h"
 #include "atlas/kv_tiles.cuh"
 #include "atlas/row_factors.cuh"
-#include "atlas/shared_sums.cuh"
+#include "atlas/token_sums.cuh"
 
 namespace {
 
@@ -17,11 +17,22 @@ constexpr int kHeadDim = constants::head_dim, kHalf = kHeadDim / 2;
 constexpr int kQHeads = constants::n_heads, kKvHeads = constants::n_kv_heads;
 constexpr int kColumns = (kQHeads + 2 * kKvHeads) * kHeadDim;
 constexpr int kTiles = ceil_div(constants::k, atlas::kTileColumns);
-using Weights = atlas::InstanceWeights<kTiles>;
-constexpr int kN = Weights::kTokens;
 constexpr int kBlocks = ceil_div(kColumns, atlas::kTileRows);
-using Split = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES,
-                                 knobs::PAIRS != 0, launch::cluster>;
+template <class Weights>
+using SplitOf = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES,
+                                   knobs::PAIRS != 0, launch::cluster>;
+// Whether a thread has tokens rather than weight rows: of 128 tokens, of row blocks that one or two
+// pairs of thread blocks have, and that are a head each.
+#ifdef ATLAS_FOUR_BIT
+constexpr bool kByToken = false;
+#else
+using SplitByRow = SplitOf<atlas::InstanceWeights<kTiles> >;
+constexpr bool kByToken = atlas::kTokens == 128 && SplitByRow::kWays == 2 &&
+                          SplitByRow::kEach <= 4 && kHeadDim == atlas::kTileRows;
+#endif
+using Weights = atlas::InstanceWeights<kTiles, kByToken>;
+constexpr int kN = Weights::kTokens;
+using Split = SplitOf<Weights>;
 using Pair = atlas::PairedSums<Split>;
 using Sums = atlas::SharedSums<Split>;
 using Factors = atlas::RowFactors<launch::max_rows, ceil_div(constants::k, atlas::kTileRows),
@@ -40,7 +51,11 @@ constexpr int kOwn = Sums::kShared;
 // Of every eight tokens: what a warp sends to its partner, of four of them, two columns a lane,
 // and what every warp has of the tokens' squares.
 constexpr int kSent = kOwn * 32 * 8, kPartials = kNorms ? 8 * kOwn * kWarps * 4 : 0;
-constexpr int kExchange = kWarps * kSent + kPartials, kRest = kExchange + Factors::kBytes;
+// By token: a warp's eight tokens of a head, and scales of weight rows.
+constexpr int kEightBytes = 8 * kHeadDim * 2;
+constexpr int kExchange =
+    kByToken ? kWarps * kEightBytes + atlas::kTileRows * 4 : kWarps * kSent + kPartials;
+constexpr int kRest = kExchange + Factors::kBytes;
 using Product = atlas::DecodeProduct<Split, launch::shared, kRest + Pair::kBytes>;
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -208,9 +223,6 @@ struct Store {
     barrier();  // Whatever comes next writes where others may still read.
   }
 
- private:
-  __device__ static void barrier() { atlas::named_barrier(1, atlas::kConsumers); }
-
   // Where eight elements from `column` on of the head of a row go.
   __device__ unsigned char* target(int row, int place, int column) const {
     if (is_query()) {
@@ -223,7 +235,118 @@ struct Store {
            atlas::kv_page_offset(place / atlas::kPageTokens, kv_head, kKvHeads, kPage) +
            atlas::in_page(place % atlas::kPageTokens, column);
   }
+
+ private:
+  __device__ static void barrier() { atlas::named_barrier(1, atlas::kConsumers); }
 };
+
+// The same of sums by token (token_sums.cuh): four lanes have a token's head, a thread both of each
+// two columns that turn together.
+template <class Split>
+struct ByToken {
+  using Sums = atlas::TokenSums<Split>;
+  static constexpr int kEights = Sums::kEights, kTurning = kEights / 2, kChunks = kHeadDim / 8;
+  const Store& store;
+
+  __device__ void finish(const Weights& weights, const Pair& pair, unsigned char* scratch,
+                         float (&sum)[kN / 2]) const {
+    const int row = Sums::token();
+    int place = 0;
+    float4 turn[kTurning] = {};  // cosine and sine of two columns
+    if (Sums::gives(store.rows) && row < store.rows) {
+      place = store.places[row];
+      if (turns()) {
+#pragma unroll
+        for (int j = 0; j < kTurning; ++j) {
+          turn[j] = *reinterpret_cast<const float4*>(
+              store.turns + static_cast<size_t>(row) * kHalf + Sums::column(j));
+        }
+      }
+    }
+    unsigned char* const rest = shared_memory + launch::shared - kRest;
+    float value[kN / 4];
+    Sums::trade(weights, pair, rest + kWarps * kEightBytes, sum, value);
+    if (!Sums::finish(scratch, store.rows, value)) return;
+    scale(row, value);
+    if constexpr (kNorms) norm(value);
+    unsigned char* const staged = rest + threadIdx.x / 32 * kEightBytes;
+#pragma unroll
+    for (int j = 0; j < kTurning; ++j) {
+      float low[2], high[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float a = value[2 * j + e], b = value[2 * (j + kTurning) + e];
+        const float cosine = e == 0 ? turn[j].x : turn[j].z, sine = e == 0 ? turn[j].y : turn[j].w;
+        low[e] = turns() ? fmaf(a, cosine, -__fmul_rn(b, sine)) : a;
+        high[e] = turns() ? fmaf(b, cosine, __fmul_rn(a, sine)) : b;
+      }
+      put(staged, j, low);
+      put(staged, j + kTurning, high);
+    }
+    __syncwarp();
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = lane; i < 8 * kChunks; i += 32) {
+      const int token = i / kChunks, chunk = i % kChunks, of = 8 * Sums::eight() + token;
+      const int to = __shfl_sync(0xFFFFFFFFu, place, 4 * token);
+      if (of >= store.rows) continue;
+      *reinterpret_cast<uint4*>(store.target(of, to, 8 * chunk)) =
+          *reinterpret_cast<const uint4*>(staged + at(token, chunk));
+    }
+  }
+
+ private:
+  __device__ bool turns() const { return store.is_query() || store.is_key(); }
+  // Chunks of a token are permuted, so that eight tokens' do not meet in a bank.
+  __device__ static int at(int token, int chunk) {
+    return token * kHeadDim * 2 + (chunk ^ token) * 16;
+  }
+  __device__ static void put(unsigned char* staged, int j, const float (&two)[2]) {
+    const int lane = threadIdx.x % 32;
+    *reinterpret_cast<__nv_bfloat162*>(staged + at(lane / 4, j) + lane % 4 * 4) =
+        __floats2bfloat162_rn(two[0], two[1]);
+  }
+  __device__ void scale(int row, float (&value)[kN / 4]) const {
+    const float factor = store.factors.one(row);
+#pragma unroll
+    for (int i = 0; i < kN / 4; ++i) {
+      value[i] = __fmul_rn(value[i], factor);
+      if constexpr (HAS_BIAS) {
+        value[i] = __fadd_rn(
+            value[i], store.bias[store.block * atlas::kTileRows + Sums::column(i / 2) + i % 2]);
+      }
+    }
+  }
+  // In the order of Store: squares of 16 columns, then all.
+  __device__ void norm(float (&value)[kN / 4]) const {
+    const float* const weight = store.norm();
+    if (weight == nullptr) return;
+    float square = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kEights / 2; ++w) {
+      const float *first = value + 4 * w, *second = first + 2;
+      float part = fmaf(second[0], second[0], __fmul_rn(first[0], first[0])) +
+                   fmaf(second[1], second[1], __fmul_rn(first[1], first[1]));
+      part += __shfl_xor_sync(0xFFFFFFFFu, part, 1);
+      part += __shfl_xor_sync(0xFFFFFFFFu, part, 2);
+      square = w == 0 ? part : square + part;
+    }
+    const float factor =
+        1.0f / sqrtf(fmaf(square, 1.0f / static_cast<float>(kHeadDim), constants::eps));
+#pragma unroll
+    for (int j = 0; j < kEights; ++j) {
+      const float2 by = *reinterpret_cast<const float2*>(weight + Sums::column(j));
+      value[2 * j] = value[2 * j] * factor * by.x;
+      value[2 * j + 1] = value[2 * j + 1] * factor * by.y;
+    }
+  }
+};
+
+template <class Split>
+__device__ inline void finish_by_token(const Store& store, const Weights& weights, const Pair& pair,
+                                       unsigned char* scratch, float (&sum)[kN / 2]) {
+  ByToken<Split>{store}.finish(weights, pair, scratch, sum);
+}
 
 }  // namespace
 
@@ -258,7 +381,11 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
                         before,
                         left,
                         group};
-      shared.finish(group, pass, sums, left, store);
+      if constexpr (kByToken) {
+        finish_by_token<Split>(store, product.weights(), pair, scratch, sums[0]);
+      } else {
+        shared.finish(group, pass, sums, left, store);
+      }
     });
   }
 }

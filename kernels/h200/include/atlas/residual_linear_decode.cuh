@@ -6,18 +6,29 @@
 #include "atlas/decode_instance.cuh"
 #include "atlas/f8_group.cuh"
 #include "atlas/instance.h"
-#include "atlas/shared_sums.cuh"
+#include "atlas/token_sums.cuh"
 
 namespace {
 
 using atlas::ceil_div;
 
 constexpr int kColumns = constants::n, kTiles = ceil_div(constants::k, atlas::kTileColumns);
-using Weights = atlas::InstanceWeights<kTiles>;
-constexpr int kN = Weights::kTokens;
 constexpr int kBlocks = ceil_div(kColumns, atlas::kTileRows);
-using Split = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES,
-                                 knobs::PAIRS != 0, launch::cluster>;
+template <class Weights>
+using SplitOf = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES,
+                                   knobs::PAIRS != 0, launch::cluster>;
+// Whether a thread has tokens rather than weight rows: of 128 tokens, and of row blocks that one or
+// two pairs of thread blocks have.
+#ifdef ATLAS_FOUR_BIT
+constexpr bool kByToken = false;
+#else
+using SplitByRow = SplitOf<atlas::InstanceWeights<kTiles> >;
+constexpr bool kByToken = atlas::kTokens == 128 && SplitByRow::kWays == 2 &&
+                          SplitByRow::kEach <= 4 && kColumns % atlas::kTileRows == 0;
+#endif
+using Weights = atlas::InstanceWeights<kTiles, kByToken>;
+constexpr int kN = Weights::kTokens;
+using Split = SplitOf<Weights>;
 using Pair = atlas::PairedSums<Split>;
 using Sums = atlas::SharedSums<Split>;
 constexpr bool kF8Out = atlas::same_type<types::out, unsigned char>;
@@ -34,7 +45,10 @@ constexpr int kOutTiles = ceil_div(kColumns, kF8Out ? 128 : 64);
 constexpr int kOwn = Sums::kShared;
 constexpr int kPartials = 8 * kOwn * kWarps * 4;
 constexpr int kStaged = 8 * kOwn * kChunks * kChunkBytes;
-constexpr int kRest = (kF8Out ? 2 : 1) * kPartials + kWarps * kStaged;
+// By token: a warp stores eight tokens, and needs the scales of weight rows.
+constexpr int kEightBytes = 8 * atlas::kTileRows * (kF8Out ? 1 : 2);
+constexpr int kRest = kByToken ? kWarps * kEightBytes + atlas::kTileRows * 4
+                               : (kF8Out ? 2 : 1) * kPartials + kWarps * kStaged;
 static_assert(8 * kOwn <= 32, "a lane for each token");
 using Product = atlas::DecodeProduct<Split, launch::shared, kRest + Pair::kBytes>;
 
@@ -201,6 +215,118 @@ struct Store {
   }
 };
 
+// The same of sums by token (token_sums.cuh).
+template <class Split>
+struct ByToken {
+  using Sums = atlas::TokenSums<Split>;
+  static constexpr int kEights = Sums::kEights;
+
+  const float *bias, *norm;
+  float *residual, *squares;
+  unsigned char *out, *scratch;
+  int rows, block;
+
+  __device__ static int lane() { return threadIdx.x % 32; }
+  __device__ int column(int j) const { return block * atlas::kTileRows + Sums::column(j); }
+
+  __device__ void finish(const Weights& weights, const Pair& pair, float (&sum)[kN / 2]) const {
+    const int row = Sums::token();
+    float2 before[kEights] = {}, factor[kEights] = {};
+    if (Sums::gives(rows) && row < rows) {
+#pragma unroll
+      for (int j = 0; j < kEights; ++j) before[j] = *reinterpret_cast<const float2*>(at(row, j));
+    }
+    float all[kN / 4];
+    Sums::trade(weights, pair, rest() + kWarps * kEightBytes, sum, all);
+    if (Sums::gives(rows)) {
+#pragma unroll
+      for (int j = 0; j < kEights; ++j) {
+        factor[j] = *reinterpret_cast<const float2*>(norm + column(j));
+      }
+    }
+    if (Sums::finish(scratch, rows, all)) give(row, all, before, factor);
+  }
+
+ private:
+  __device__ static unsigned char* rest() { return shared_memory + launch::shared - kRest; }
+  __device__ float* at(int row, int j) const {
+    return residual + static_cast<size_t>(row) * kColumns + column(j);
+  }
+
+  __device__ void give(int row, float (&value)[kN / 4], const float2 (&before)[kEights],
+                       const float2 (&factor)[kEights]) const {
+    unsigned most = 0;
+    float square = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kEights / 2; ++w) {  // in the order of Store: 16 columns, then all
+      float part[2] = {};
+#pragma unroll
+      for (int j = 2 * w; j < 2 * w + 2; ++j) {
+        float added[2] = {value[2 * j], value[2 * j + 1]};
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if constexpr (HAS_BIAS) added[e] = __fadd_rn(added[e], bias[column(j) + e]);
+          added[e] = fmaf(constants::scale, added[e], e == 0 ? before[j].x : before[j].y);
+          part[e] = fmaf(added[e], added[e], part[e]);
+          value[2 * j + e] = __fmul_rn(added[e], e == 0 ? factor[j].x : factor[j].y);
+          most = max(most, atlas::magnitude_bits(value[2 * j + e]));
+        }
+        if (row < rows) *reinterpret_cast<float2*>(at(row, j)) = make_float2(added[0], added[1]);
+      }
+      float all = part[0] + part[1];
+      all += __shfl_xor_sync(0xFFFFFFFFu, all, 1);
+      all += __shfl_xor_sync(0xFFFFFFFFu, all, 2);
+      square = w == 0 ? all : square + all;
+    }
+    if (lane() % 4 == 0 && row < rows) {
+      squares[static_cast<size_t>(row) * kBlocks + block] =
+          fmaf(square, 1.0f / kColumns, constants::eps / kBlocks);
+    }
+    most = max(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
+    most = max(most, __shfl_xor_sync(0xFFFFFFFFu, most, 2));
+    unsigned char* const staged = rest() + threadIdx.x / 32 * kEightBytes;
+    if constexpr (kF8Out) {
+      const atlas::F8Group group(most);
+      if (lane() % 4 == 0 && row < rows) {
+        *reinterpret_cast<float*>(out + atlas::tile_offset<true>(0, block, kOutTiles) +
+                                  atlas::kTileBytes + row * 4) = group.scale;
+      }
+#pragma unroll
+      for (int j = 0; j < kEights; ++j) {
+        *reinterpret_cast<unsigned short*>(staged + atlas::in_tile(lane() / 4, Sums::column(j))) =
+            group.codes(value[2 * j], value[2 * j + 1]);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kEights; ++j) {
+        *reinterpret_cast<__nv_bfloat162*>(
+            staged + j / 8 * (kEightBytes / 2) +
+            atlas::in_tile(lane() / 4, 16 * (j % 8) + lane() % 4 * 4)) =
+            __floats2bfloat162_rn(value[2 * j], value[2 * j + 1]);
+      }
+    }
+    atlas::publish_to_async_proxy();
+    __syncwarp();
+    constexpr int kOfBlock = kF8Out ? 1 : 2, kBytes = kEightBytes / kOfBlock;
+    if (lane() < kOfBlock) {
+      atlas::bulk_store(out + atlas::tile_offset<kF8Out>(0, block * kOfBlock + lane(), kOutTiles) +
+                            Sums::eight() * kBytes,
+                        staged + lane() * kBytes, min(8, rows - 8 * Sums::eight()) * (kBytes / 8));
+      atlas::bulk_commit();
+      atlas::bulk_wait<0>();
+    }
+  }
+};
+
+template <class Split>
+__device__ inline void finish_by_token(const Store& store, unsigned char* scratch,
+                                       const Weights& weights, const Pair& pair,
+                                       float (&sum)[kN / 2]) {
+  const ByToken<Split> by_token{store.bias, store.norm, store.residual, store.squares,
+                                store.out,  scratch,    store.rows,     store.block};
+  by_token.finish(weights, pair, sum);
+}
+
 }  // namespace
 
 ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
@@ -227,7 +353,11 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
                         tiles,
                         left,
                         group};
-      shared.finish(group, pass, sums, left, store);
+      if constexpr (kByToken) {
+        finish_by_token<Split>(store, scratch, product.weights(), pair, sums[0]);
+      } else {
+        shared.finish(group, pass, sums, left, store);
+      }
     });
   }
 }

@@ -178,12 +178,6 @@ class SharedSums {
       }
     }
   }
-  // The addition makes the one NaN that arithmetic makes of any other.
-  __device__ static unsigned inverted(float sum) { return ~__float_as_uint(sum + 0.0f); }
-  __device__ static uint4 inverted(const float* four) {
-    return make_uint4(inverted(four[0]), inverted(four[1]), inverted(four[2]), inverted(four[3]));
-  }
-
   // Adds the part before, some of it while the next is on its way.
   __device__ static void add_before(uint4* from, float (&sum)[kTogether][kN / 2], int rows) {
     constexpr int kMost = kN * kTogether <= 128 && Split::kSides == 1 ? 4 : 2;
@@ -389,6 +383,8 @@ class SharedSums {
       }
     }
   }
+
+ public:
   __device__ static void add(float4& to, const uint4& part) {
     to.x += __uint_as_float(~part.x);
     to.y += __uint_as_float(~part.y);
@@ -403,6 +399,13 @@ class SharedSums {
     to.y += both.y;
     to.z += both.z;
     to.w += both.w;
+  }
+
+  // Sums as they stand in scratch. The addition makes the one NaN that arithmetic makes of any
+  // other.
+  __device__ static unsigned inverted(float sum) { return ~__float_as_uint(sum + 0.0f); }
+  __device__ static uint4 inverted(const float* four) {
+    return make_uint4(inverted(four[0]), inverted(four[1]), inverted(four[2]), inverted(four[3]));
   }
   __device__ static bool there(const uint4& four) {
     return min(min(four.x, four.y), min(four.z, four.w)) != 0;
@@ -421,6 +424,7 @@ class SharedSums {
         : "memory");
   }
 
+ private:
   uint4 *parts_, *kept_;  // as this thread sees them
   PairedSums<Split> pair_;
 };
