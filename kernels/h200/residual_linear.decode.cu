@@ -1,5 +1,7 @@
 /* atlas
 like = "linear.decode.cu"
+[launch]
+arguments = ["eps", "scale"]
 [serves]
 out = ["bf16", "f8g128"]
 [limits]

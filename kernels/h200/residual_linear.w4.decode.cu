@@ -1,5 +1,7 @@
 /* atlas
 like = "linear.w4.decode.cu"
+[launch]
+arguments = ["eps", "scale"]
 [serves]
 out = ["bf16"]
 [limits]

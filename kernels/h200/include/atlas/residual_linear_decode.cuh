@@ -60,6 +60,7 @@ struct Store {
   static constexpr int kOwn = ::kOwn;
 
   const float *bias, *norm;
+  float eps, scale;
   float *residual, *squares;  // of the pass's first row, as is the row of tiles
   unsigned char* out;
   int rows, block;
@@ -119,7 +120,7 @@ struct Store {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const float sum = HAS_BIAS ? __fadd_rn(four[i][e], fetched.bias[i]) : four[i][e];
-          const float added = fmaf(constants::scale, sum, fetched.residual[n][i][e]);
+          const float added = fmaf(scale, sum, fetched.residual[n][i][e]);
           const bool there = exists(column + 8 * i);
           if (there && row < rows) residual[at(row, column + 8 * i)] = added;
           value[n][i][e] = there ? __fmul_rn(added, fetched.norm[i]) : 0.0f;
@@ -162,7 +163,7 @@ struct Store {
 #pragma unroll
       for (int w = 1; w < kWarps; ++w) square += parts[lane * kWarps + w];
       squares[static_cast<size_t>(row) * kBlocks + block] =
-          fmaf(square, 1.0f / kColumns, constants::eps / kBlocks);
+          fmaf(square, 1.0f / kColumns, eps * (1.0f / kBlocks));
     }
     stage(value, factor, staged);
     __syncwarp();
@@ -222,6 +223,7 @@ struct ByToken {
   static constexpr int kEights = Sums::kEights;
 
   const float *bias, *norm;
+  float eps, scale;
   float *residual, *squares;
   unsigned char *out, *scratch;
   int rows, block;
@@ -266,7 +268,7 @@ struct ByToken {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           if constexpr (HAS_BIAS) added[e] = __fadd_rn(added[e], bias[column(j) + e]);
-          added[e] = fmaf(constants::scale, added[e], e == 0 ? before[j].x : before[j].y);
+          added[e] = fmaf(scale, added[e], e == 0 ? before[j].x : before[j].y);
           part[e] = fmaf(added[e], added[e], part[e]);
           value[2 * j + e] = __fmul_rn(added[e], e == 0 ? factor[j].x : factor[j].y);
           most = max(most, atlas::magnitude_bits(value[2 * j + e]));
@@ -280,7 +282,7 @@ struct ByToken {
     }
     if (lane() % 4 == 0 && row < rows) {
       squares[static_cast<size_t>(row) * kBlocks + block] =
-          fmaf(square, 1.0f / kColumns, constants::eps / kBlocks);
+          fmaf(square, 1.0f / kColumns, eps * (1.0f / kBlocks));
     }
     most = max(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
     most = max(most, __shfl_xor_sync(0xFFFFFFFFu, most, 2));
@@ -322,8 +324,8 @@ template <class Split>
 __device__ inline void finish_by_token(const Store& store, unsigned char* scratch,
                                        const Weights& weights, const Pair& pair,
                                        float (&sum)[kN / 2]) {
-  const ByToken<Split> by_token{store.bias, store.norm, store.residual, store.squares,
-                                store.out,  scratch,    store.rows,     store.block};
+  const ByToken<Split> by_token{store.bias,    store.norm, store.eps, store.scale, store.residual,
+                                store.squares, store.out,  scratch,   store.rows,  store.block};
   by_token.finish(weights, pair, sum);
 }
 
@@ -331,7 +333,8 @@ __device__ inline void finish_by_token(const Store& store, unsigned char* scratc
 
 ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* bias,
              types::residual* residual, const types::norm* norm, types::out* out,
-             types::squares* squares, const int* n_rows, unsigned char* scratch) {
+             types::squares* squares, const int* n_rows, float eps, float scale,
+             unsigned char* scratch) {
   atlas::launch_dependents();
   const int rows = *n_rows;
   const auto* weights = reinterpret_cast<const unsigned char*>(weight);
@@ -348,6 +351,8 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
           reinterpret_cast<unsigned char*>(out) + atlas::tile_offset<kF8Out>(pass, 0, kOutTiles);
       const Store store{bias,
                         norm,
+                        eps,
+                        scale,
                         residual + static_cast<size_t>(before) * kColumns,
                         squares + static_cast<size_t>(before) * kBlocks,
                         tiles,
