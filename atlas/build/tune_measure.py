@@ -8,7 +8,6 @@ turns over the copies.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import statistics
@@ -19,66 +18,26 @@ from typing import Any
 
 import numpy as np
 
-from atlas.build import manifest
+from atlas.build import manifest, tune_bench
 from atlas.build.kernel_file import ROW_MAJOR
 from atlas.build.manifest import KernelEntry
 from atlas.build.tune import CASES, key_of
-from atlas.build.tune_inputs import CONTEXT, inputs
+from atlas.build.tune_bench import Bench
+from atlas.build.tune_inputs import CONTEXT
 from atlas.errors import AtlasError, BuildError, DeviceError
 from atlas.ops import OPS
 from atlas.ops.op import EXACT, Tolerance
 from atlas.runtime import core, memory_plan
 from atlas.runtime.backend import Array, Backend, BoundProgram
-from atlas.runtime.memory_plan import MemoryPlan
-from atlas.runtime.program import KernelKey, Recorder, StepPrograms
-from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL, Limits, StepBlock, offsets
-from atlas.targets import formats
-from atlas.targets.expression import evaluate
-from atlas.targets.shape import KV_BLOCK_SIZE
+from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL, StepBlock, offsets
 from atlas.weights.layouts import LAYOUTS
 from atlas.weights.quantized import BlockArray
 
-SYMBOLS = {
-    "rows": "n_rows",
-    "seqs": "n_seqs",
-    "logits": "n_logits",
-    "max_blocks": "max_blocks",
-    "blocks": "n_blocks",
-    "slots": "n_slots",
-}
-PER_ROW = ("rows", "seqs", "logits")
-"""Dims that a case sets to its number of rows."""
-ROTATES = {"linear": "weight", "gated_linear": "weight", "paged_attention": "block_table"}
-"""Op -> the operand whose copies launches take turns over: what decides which memory is read."""
-CACHE_BYTES = 128 << 20
-"""More than twice any L2 cache: copies add up to this."""
-COPIES = 192
-LAUNCHES = 192
-"""Fewest launches of a program; a whole number of turns over the copies."""
-POISON = 0xFF
-SPARE = 3
 REPEATS = 5
 SECONDS = 0.006
 """Length of one measurement."""
 MARGIN = 0.98
 """A winner must be below this times the untuned score: the rest is noise."""
-
-
-@dataclasses.dataclass
-class Bench:
-    """One kernel's buffers on the device, and what its outputs must be."""
-
-    key: KernelKey
-    programs: StepPrograms
-    limits: Limits
-    plan: MemoryPlan
-    physical: Mapping[str, int]
-    arrays: Mapping[str, Any]
-    copies: int
-    layouts: Mapping[str, str]
-    phase: int
-    inout: dict[str, Array] = dataclasses.field(default_factory=dict)
-    """Operands that a run changes, as they lie on the device before it."""
 
 
 def measure(folder: Path, out: Path, device: int) -> None:
@@ -122,7 +81,7 @@ def run_cases(
         layouts = entries[case["variants"][0]["entry"]].layouts
         phase = PHASE_PREFILL if case["phase"] == "prefill" else PHASE_DECODE
         scratch = {v.symbol: v.scratch for c in case["variants"] for v in entries[c["entry"]].variants if v.scratch}
-        benches.append(_plan(key_of(case), max(map(int, case["rows"])), layouts, phase, scratch))
+        benches.append(tune_bench.plan(key_of(case), max(map(int, case["rows"])), layouts, phase, scratch))
     backend.allocate(max(bench.plan.total for bench in benches))
     for case, bench in zip(document["cases"], benches, strict=True):
         begun = time.perf_counter()
@@ -150,55 +109,6 @@ def run_cases(
     return result
 
 
-def _plan(key: KernelKey, rows: int, layouts: Mapping[str, str], phase: int, scratch: Mapping[str, int]) -> Bench:
-    """Buffers for `rows` rows and SPARE more, a program over them, and the arena's plan."""
-    contract = OPS[key.op]
-    max_blocks = CONTEXT // KV_BLOCK_SIZE
-    n = rows + SPARE
-    limits = Limits(n_rows=n, n_seqs=n, n_logits=n, max_blocks=max_blocks, n_blocks=rows * max_blocks, n_slots=1)
-    names = {name: value for name, value in key.constants if isinstance(value, int)}
-    dims = {dim: limits.symbols()[SYMBOLS[dim]] for dim in contract.dims}
-    dtypes = dict(key.dtypes)
-    physical: dict[str, int] = {}
-    recorder = Recorder()
-    recorder.begin("forward")
-    operands = [operand for operand in contract.operands if operand.name in dtypes]
-    shapes = {o.name: tuple(evaluate(e, {**names, **dims}, o.name) for e in o.shape) for o in operands}
-    sizes = {o.name: LAYOUTS[layouts.get(o.name, "row_major")].nbytes(shapes[o.name], dtypes[o.name]) for o in operands}
-    rotated = ROTATES.get(key.op)
-    copies = 1
-    if rotated == "block_table":
-        copies = COPIES  # each names other blocks of the one big pool
-    elif rotated:
-        copies = min(COPIES, max(1, math.ceil(CACHE_BYTES / sizes[rotated])))
-    buffers: dict[str, list[str]] = {}
-    for operand in operands:
-        extents = tuple(
-            SYMBOLS[e]
-            if isinstance(e, str) and e in SYMBOLS and e in contract.dims
-            else evaluate(e, names, operand.name)
-            for e in operand.shape
-        )
-        own = [f"{operand.name}.{i}" for i in range(copies if operand.name == rotated else 1)]
-        buffers[operand.name] = own
-        for name in own:
-            recorder.buffer(name, dtypes[operand.name], extents, "state")
-            physical[name] = sizes[operand.name]
-    launches = copies * math.ceil(LAUNCHES / copies)
-    for i in range(launches):
-        recorder.launch(
-            key.op,
-            f"{key.op}.{i}",
-            {name: own[i % len(own)] for name, own in buffers.items()},
-            {dim: SYMBOLS[dim] for dim in contract.dims},
-            dict(key.constants),
-        )
-    recorder.begin("sample")
-    programs = recorder.finish()
-    plan = memory_plan.plan(programs, limits, physical, scratch)
-    return Bench(key, programs, limits, plan, physical, {}, copies, layouts, phase)
-
-
 def _case(
     backend: Backend,
     case: Mapping[str, Any],
@@ -208,7 +118,7 @@ def _case(
     weights: Mapping[int, float],
 ) -> dict[str, Any]:
     """Check and time one kernel's variants; the first is the untuned choice."""
-    _fill(backend, bench, rows[-1])
+    tune_bench.fill(backend, bench, rows[-1])
     begin, end = bench.plan.regions[memory_plan.SCRATCH]
     if end > begin:
         backend.fill(begin, 0, end - begin)
@@ -242,7 +152,7 @@ def _case(
             record["us"] = {}
             for count in rows:
                 backend.capture(handle, bench.phase, count)  # whole passes are replayed, as a server's steps are
-                _begin(backend, bench, block, memory, count)
+                tune_bench.begin(backend, bench, block, memory, count)
                 record["us"][str(count)] = round(_time(backend, handle, launches), 3)
         except DeviceError as fault:  # nothing works on the device after it
             raise DeviceError(f"tune {case['kernel']} with {variant['knobs']}", str(fault)) from None
@@ -255,7 +165,7 @@ def _case(
         record["score"] = round(sum(weights[count] * relative[count] for count in rows), 4)
     best = min(good, key=lambda record: record["score"])
     # The first variant again, last: how much the device changed meanwhile.
-    _begin(backend, bench, block, memory, rows[0])
+    tune_bench.begin(backend, bench, block, memory, rows[0])
     again = _time(backend, handles[good[0]["entry"]], launches)
     return {
         **{name: case[name] for name in ("kernel", "phase", "max_rows", "op", "dtypes", "constants", "untuned_from")},
@@ -266,43 +176,6 @@ def _case(
         "variants": good,
         "wrong": wrong,
     }
-
-
-def _fill(backend: Backend, bench: Bench, rows: int) -> None:
-    """Make inputs and the reference's outputs, and put the inputs on the device."""
-    contract, dtypes = OPS[bench.key.op], dict(bench.key.dtypes)
-    rng = np.random.default_rng()
-    symbols = bench.limits.symbols()
-    arrays: dict[str, Any] = {}
-    operands = [operand for operand in contract.operands if operand.name in dtypes]
-    for operand in operands:
-        dtype, shape = dtypes[operand.name], bench.programs.buffers[f"{operand.name}.0"].extents(symbols)
-        raw = np.full(formats.nbytes(dtype, shape), POISON, np.uint8)
-        arrays[operand.name] = LAYOUTS[ROW_MAJOR].unpack(raw, shape, dtype)
-    inputs(bench.key, arrays, rows, rng)
-    for operand in operands:
-        if operand.mode == "out":
-            continue
-        layout = LAYOUTS[bench.layouts.get(operand.name, "row_major")]
-        name, array = operand.name, arrays[operand.name]
-        packed = layout.pack(array.quantized() if isinstance(array, BlockArray) else array, dtypes[name])
-        turns = bench.copies if ROTATES.get(bench.key.op) == name else 1
-        for i in range(turns):
-            if name == "block_table" and i > 0:
-                packed = np.ascontiguousarray(rng.permutation(array.reshape(-1)).reshape(array.shape))
-            backend.write(bench.plan.offsets[f"{name}.{i}"], packed)
-        if operand.mode == "inout":
-            bench.inout[name] = np.array(packed)
-    dims = {dim: rows if dim in PER_ROW else symbols[SYMBOLS[dim]] for dim in contract.dims}
-    contract.reference(arrays, dims, dict(bench.key.constants))
-    bench.arrays = arrays
-
-
-def _begin(backend: Backend, bench: Bench, block: StepBlock, memory: memoryview, rows: int) -> None:
-    """Tell the device that the step has `rows` rows, sequences and logits."""
-    block.set_symbols({"n_rows": rows, "n_seqs": rows, "n_logits": rows})
-    block.set_phase(bench.phase)
-    backend.begin_step(bench.plan.offsets["step.header"], memory, block.used_bytes())
 
 
 def _check(
@@ -324,9 +197,9 @@ def _check(
     most: dict[str, Any] = {}
     same, worst = True, 0.0
     for count in sorted(rows, reverse=True):
-        _begin(backend, bench, block, memory, count)
+        tune_bench.begin(backend, bench, block, memory, count)
         for name in outs:
-            backend.fill(bench.plan.offsets[f"{name}.0"], POISON, bench.physical[f"{name}.0"])
+            backend.fill(bench.plan.offsets[f"{name}.0"], tune_bench.POISON, bench.physical[f"{name}.0"])
         for name, values in bench.inout.items():
             backend.write(bench.plan.offsets[f"{name}.0"], values)
         backend.run(handle, 0, 1)
@@ -334,7 +207,7 @@ def _check(
             actual = _rows(backend, bench, name, dtypes[name], count)
             raw = _bytes(actual)
             # The spare rows after those that count must stay as they are; in other layouts they share tiles.
-            if name not in bench.layouts and not (raw[count:] == POISON).all():
+            if name not in bench.layouts and not (raw[count:] == tune_bench.POISON).all():
                 return f"{name}: rows beyond {count} were written", False, math.inf
             if name in most:
                 if not np.array_equal(raw[:count], _bytes(most[name])[:count]):
@@ -358,7 +231,7 @@ def _rows(backend: Backend, bench: Bench, name: str, dtype: str, count: int) -> 
     raw = np.empty(bench.physical[f"{name}.0"], np.uint8)
     backend.read(bench.plan.offsets[f"{name}.0"], raw)
     shape = bench.programs.buffers[f"{name}.0"].extents(bench.limits.symbols())
-    return LAYOUTS[bench.layouts.get(name, ROW_MAJOR)].unpack(raw, shape, dtype)[: count + SPARE]
+    return LAYOUTS[bench.layouts.get(name, ROW_MAJOR)].unpack(raw, shape, dtype)[: count + tune_bench.SPARE]
 
 
 def _bytes(array: Any) -> Any:

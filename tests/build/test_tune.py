@@ -74,13 +74,13 @@ def cpu_kernels() -> dict[str, KernelEntry]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Any:
-    from atlas.build import tune_inputs, tune_measure
+    from atlas.build import tune_bench, tune_inputs, tune_measure
 
-    monkeypatch.setattr(tune_measure, "CACHE_BYTES", 1 << 16)
-    monkeypatch.setattr(tune_measure, "LAUNCHES", 4)
-    monkeypatch.setattr(tune_measure, "COPIES", 4)
+    monkeypatch.setattr(tune_bench, "CACHE_BYTES", 1 << 16)
+    monkeypatch.setattr(tune_bench, "LAUNCHES", 4)
+    monkeypatch.setattr(tune_bench, "COPIES", 4)
     monkeypatch.setattr(tune_measure, "SECONDS", 1e-4)
-    monkeypatch.setattr(tune_measure, "CONTEXT", 64)
+    monkeypatch.setattr(tune_bench, "CONTEXT", 64)
     monkeypatch.setattr(tune_inputs, "CONTEXT", 64)
     return tune_measure
 
