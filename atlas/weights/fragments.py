@@ -12,8 +12,8 @@ p = i + 2 c and e:
     E2M1       bits that become sign, exponent and mantissa of bf16 by few instructions: `_E2M1_BITS`
 
 Scales and what else a group has lie by [h][w][g][i][group of the tile]. E2M1's scales are stored as numbers of 5
-exponent and 3 mantissa bits with their halves exchanged (`scale_bytes`); the f32 row scales follow the tiles of a
-block, 512 bytes. kernels/h200/include/atlas/four_bit.cuh is the other side.
+exponent and 3 mantissa bits (`scale_bytes`), a row's four in the bits of a word that `_turned` says; the f32 row scales
+follow the tiles of a block, 512 bytes. kernels/h200/include/atlas/four_bit.cuh is the other side.
 
 `frag4_paired` is `frag4` of a matrix [gate; up] whose rows are rearranged: block b has, for q = 0..7, gate rows
 64 b + 8 q .. + 7 and then the up rows of the same numbers, so that a lane holds both of a pair.
@@ -104,6 +104,8 @@ def pack(array: QuantizedArray, format: Format, order: Array | None = None) -> A
     groups = tiles * (COLUMNS // format.group)
     for values in _group_fields(blocks, format):
         fields.append(_pack_groups(rows(values, groups), tiles))
+    if format.element == "e2m1":
+        fields[1] = _turned(fields[1], 4)
     packed = np.concatenate(fields, axis=2).reshape(len(order) // ROWS, -1)
     if blocks.row_scales is None:
         return packed
@@ -126,6 +128,8 @@ def unpack(raw: Array, n: int, k: int, format: Format, order: Array | None = Non
     for dtype in _field_dtypes(format):
         size = ROWS * per_tile * dtype.itemsize
         part = np.ascontiguousarray(body[:, :, position : position + size]).view(dtype)
+        if format.element == "e2m1":
+            part = _turned(part, 28)
         fields.append(_unpack_groups(part, per_tile)[where][:, : format.groups(k)])
         position += size
     scales, zeros, minimums, factors = fields[0], None, None, None
@@ -152,18 +156,17 @@ def unpack(raw: Array, n: int, k: int, format: Format, order: Array | None = Non
 
 
 def scale_bytes(scales: Array) -> Array:
-    """Positive E4M3 numbers as bytes e0 m2 m1 m0 0 e3 e2 e1 .. of (1 + m / 8) 2^(e - 10), with e of 5 bits: e0 m2 m1 m0
-    in the high half, e4 .. e1 in the low one. 0 becomes byte 0, the smallest number: its codes are zeros."""
+    """Positive E4M3 numbers as bytes of (1 + m / 8) 2^(e - 10), with e of 5 bits above m of 3. 0 becomes byte 0, the
+    smallest number: its codes are zeros."""
     mantissa, exponent = np.frexp(scales.astype(np.float32))
-    number = ((exponent - 1 + 10) << 3 | np.rint((mantissa * 2 - 1) * 8).astype(np.int32)).astype(np.uint8)
+    number: Array = ((exponent - 1 + 10) << 3 | np.rint((mantissa * 2 - 1) * 8).astype(np.int32)).astype(np.uint8)
     number[scales == 0] = 0
-    stored: Array = (number >> 4 | number << 4).astype(np.uint8)
-    return stored
+    return number
 
 
 def scale_values(stored: Array) -> Array:
     """The inverse of `scale_bytes`, float32."""
-    number = (stored >> 4 | stored << 4).astype(np.uint8).astype(np.int32)
+    number = stored.astype(np.int32)
     values: Array = np.ldexp(1 + (number & 7) / np.float32(8), (number >> 3) - 10).astype(np.float32)
     values[number == 0] = 0
     return values
@@ -238,6 +241,20 @@ def _unpack_codes(packed: Array, bits: tuple[tuple[int, ...], ...]) -> Array:
             split[:, slot] |= ((words >> np.uint32(place) & 1) << bit).astype(np.uint8)
     shaped = split.reshape(blocks, tiles, 2, 4, 8, 4, 4, 2, 2, 2).transpose(0, 2, 3, 9, 4, 1, 6, 8, 5, 7)
     return np.ascontiguousarray(shaped).reshape(blocks * ROWS, tiles * COLUMNS)
+
+
+def _turned(words: Array, bits: int) -> Array:
+    """Words of the bytes of groups 0, 3, 1, 2 in place of those of 0, 1, 2, 3, turned to the left by 4 bits; by 28, back.
+
+    So the numbers of groups 0 and 1 stand in bits 4 .. 11 of both halves, and those of 2 and 3 do once the word is
+    turned by 8 more.
+    """
+    quads = words.reshape(*words.shape[:-1], -1, 4)
+    order = [0, 3, 1, 2] if bits == 4 else [0, 1, 2, 3]
+    word = np.ascontiguousarray(quads[..., order]).view("<u4")
+    word = word << np.uint32(bits) | word >> np.uint32(32 - bits)
+    order = [0, 1, 2, 3] if bits == 4 else [0, 2, 3, 1]
+    return np.ascontiguousarray(word.view(np.uint8)[..., order]).reshape(words.shape)
 
 
 def _pack_groups(values: Array, tiles: int) -> Array:

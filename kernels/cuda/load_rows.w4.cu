@@ -46,11 +46,13 @@ constexpr int kSteps = Rounding::kSteps, kGroup = Rounding::kGroup;
 struct Writer {
   static constexpr int kColumns = 64, kCodeBytes = 4096;
   static constexpr int kOfTile = kColumns / kGroup;
+  static constexpr int kTogether = kOfTile;  // groups that a warp has one after the other
   static constexpr int kTile = kCodeBytes + 128 * kOfTile * static_cast<int>(sizeof(Scale));
 
-  int tiles;             // of a row
-  unsigned char* block;  // of 128 rows
-  int strip;             // of 16 rows
+  int tiles;                    // of a row
+  unsigned char* block;         // of 128 rows
+  int strip;                    // of 16 rows
+  unsigned scales[2] = {0, 0};  // of the tile's groups so far, of a lane's two rows
 
   __device__ Writer(unsigned char* out, int first, int rows, int k)
       : tiles(ceil_div(k, kColumns)),
@@ -60,8 +62,7 @@ struct Writer {
   __device__ size_t scales_at() const { return static_cast<size_t>(kTile) * tiles; }
   __device__ int groups() const { return tiles * kOfTile; }  // padding too
 
-  __device__ void group(int group, const unsigned (&code)[2][kSteps][4],
-                        const Scale (&scale)[2]) const {
+  __device__ void group(int group, const unsigned (&code)[2][kSteps][4], const Scale (&scale)[2]) {
     const int lane = threadIdx.x % 32, column = group * kGroup;
     unsigned char* tile = block + static_cast<size_t>(column / kColumns) * kTile;
 #pragma unroll
@@ -75,11 +76,13 @@ struct Writer {
       }
       *reinterpret_cast<unsigned*>(tile + (strip * 32 + lane) * 16 + step * 4) = word;
     }
-    if (lane % 4 != 0) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int at = ((strip * 8 + lane / 4) * 2 + i) * kOfTile + group % kOfTile;
-      reinterpret_cast<Scale*>(tile + kCodeBytes)[at] = stored(scale[i]);
+      scales[i] |= stored(scale[i], group % kOfTile);
+      if (group % kOfTile < kOfTile - 1) continue;
+      const int row = (strip * 8 + lane / 4) * 2 + i;
+      if (lane % 4 == 0) reinterpret_cast<unsigned*>(tile + kCodeBytes)[row] = scales[i];
+      scales[i] = 0;
     }
   }
   __device__ void row_scale(int row, float scale) const {
@@ -98,17 +101,20 @@ struct Writer {
         p < 3 ? (code & 7) << (6 + 3 * p) | code >> 3 << (15 + 3 * p) : (code & 3) << 3 | code >> 2;
     return __funnelshift_l(low, low, 16 * e);
   }
-  // Of E4M3 a number of 5 exponent and 3 mantissa bits whose halves are exchanged.
-  __device__ static Scale stored(Scale scale) {
-    if constexpr (sizeof(Scale) == 2) return scale;
+  // The scale of a tile's group, where a row's four bytes have it. Of E4M3 a number of 5 exponent
+  // and 3 mantissa bits, turned to where fragments.py has it.
+  __device__ static unsigned stored(Scale scale, int group) {
+    if constexpr (sizeof(Scale) == 2) return static_cast<unsigned>(scale) << 16 * group;
     if (scale == 0) return 0;
     const float value = __half2float(__half(__nv_cvt_fp8_to_halfraw(scale, __NV_E4M3)));
     const unsigned number = (__float_as_uint(value) >> 20) - ((127 - 10) << 3);
-    return static_cast<Scale>(number >> 4 | number << 4);
+    return __funnelshift_l(number, number, 16 * (group % 2) + (group < 2 ? 4 : 28));
   }
 };
 #else
 struct Writer {
+  static constexpr int kTogether = 1;
+
   unsigned char* out;
   int first, rows, k;
 
@@ -197,7 +203,7 @@ ATLAS_KERNEL(const types::x* x, types::out* out, types::fault* fault, const int*
       row_scale[i] = Rounding::row_scale(most);
     }
   }
-  const Writer writer(out, first, rows, k);
+  Writer writer(out, first, rows, k);
   if (Rounding::kRowScale && warp == 0 && lane % 4 == 0) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -205,21 +211,25 @@ ATLAS_KERNEL(const types::x* x, types::out* out, types::fault* fault, const int*
       writer.row_scale(row, first + row < rows ? row_scale[i] : 0.0f);
     }
   }
-  for (int group = warp; group < writer.groups(); group += kWarps) {
-    unsigned code[2][kSteps][4];
-    Scale scale[2];
+  constexpr int kTogether = Writer::kTogether;
+  for (int start = warp * kTogether; start < writer.groups(); start += kWarps * kTogether) {
+#pragma unroll 1
+    for (int group = start; group < start + kTogether; ++group) {
+      unsigned code[2][kSteps][4];
+      Scale scale[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float values[kSteps][4];
+      for (int i = 0; i < 2; ++i) {
+        float values[kSteps][4];
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        load_step(x, k, first + lane / 4 + 8 * i, rows, group * kGroup + 16 * s, values[s]);
+        for (int s = 0; s < kSteps; ++s) {
+          load_step(x, k, first + lane / 4 + 8 * i, rows, group * kGroup + 16 * s, values[s]);
 #pragma unroll
-        for (float value : values[s]) faulty = faulty || !isfinite(value);
+          for (float value : values[s]) faulty = faulty || !isfinite(value);
+        }
+        scale[i] = Rounding::group(values, row_scale[i], code[i], faulty);
       }
-      scale[i] = Rounding::group(values, row_scale[i], code[i], faulty);
+      writer.group(group, code, scale);
     }
-    writer.group(group, code, scale);
   }
   if constexpr (HAS_FAULT) {
     if (faulty) *fault = 1;

@@ -62,8 +62,10 @@ def test_every_code_and_scale_is_where_a_thread_looks_for_it(name: str, n: int, 
                 code = word_code(word, register, element, name)
                 at, per_tile = (thread // 4 * 2 + i) * (64 // format.group) + group, 64 // format.group
                 if name == "nvfp4":
-                    byte = int(body[4096:][at])
-                    bits = np.uint16((byte << 8 | byte) & 0x0FF0 | 0x7000)
+                    four = int(body[4096:].view(np.uint32)[at // 4])
+                    if step >= 2:
+                        four = (four << 8 | four >> 24) & 0xFFFFFFFF
+                    bits = np.uint16(four >> 16 * (step % 2) & 0x0FF0 | 0x7000)
                     scale = float(bits.view(ml_dtypes.bfloat16)) * 2.0**-107
                     row_scale = packed[block, tiles * tile_bytes :].view(np.float32)[row % 128]
                     magnitude = (0, 0.5, 1, 1.5, 2, 3, 4, 6)[code & 7] * (-1.0 if code & 8 else 1.0)

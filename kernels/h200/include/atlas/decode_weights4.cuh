@@ -81,11 +81,20 @@ struct FewTokens4 : FourBitWeights<kN, Format, kTiles, kSides, 4> {
   static constexpr int kReady = kN > 8 ? 0 : kSides == 1 ? 6 : 2;  // as many as registers hold
   static constexpr int kReadySlots = kReady == 0 ? 0 : kReady <= Base::kSpan ? 1 : 2;
 
+  __device__ FewTokens4() {
+    // Shuffled, so that the compiler keeps them instead of working them out again for each slot.
+    const int lane = threadIdx.x % 32, row = lane % 8 * kTileRowBytes;
+    place_.codes = kept(place_.codes);
+    place_.row = kept(place_.row);
+    chunk_[0] = kept(row + (lane / 8 ^ lane % 8) * 16);
+    chunk_[1] = kept(row + (lane / 8 + 4 ^ lane % 8) * 16);
+  }
+
   template <int kSlot>
   __device__ void prepare(const Slot& slot) {
 #pragma unroll
     for (int tile = 0; tile < Base::kSpan && kSlot * Base::kSpan + tile < kReady; ++tile) {
-      const auto packed = Format::load(slot.weights + tile * Base::kTile);
+      const auto packed = Format::load(slot.weights + tile * Base::kTile, place_);
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
         Format::expand(packed, step, ready_[kSlot * Base::kSpan + tile][step]);
@@ -101,20 +110,23 @@ struct FewTokens4 : FourBitWeights<kN, Format, kTiles, kSides, 4> {
  private:
   static constexpr int kSize = kReady == 0 ? 1 : kReady;
   unsigned ready_[kSize][4][4];
+  Place4 place_;
+  unsigned chunk_[2];  // of a row of tokens, 16-byte chunks 0..3 and 4..7 of the tile
+
+  __device__ static int kept(int value) {
+    return __shfl_sync(0xFFFFFFFFu, value, threadIdx.x % 32);
+  }
 
   // The slot's first tile is number kFirst of those that may be ready.
   template <int kFirst>
   __device__ void multiply(const Slot& slot) {
-    const int lane = threadIdx.x % 32;
-    const unsigned tokens = shared_address(slot.tokens) + lane % 8 * kTileRowBytes;
-    // Of a row of tokens, 16-byte chunks 0..3 and 4..7 of the tile.
-    const unsigned chunk[2] = {tokens + ((lane / 8 ^ lane % 8) * 16),
-                               tokens + ((lane / 8 + 4 ^ lane % 8) * 16)};
+    const unsigned tokens = shared_address(slot.tokens);
+    const unsigned chunk[2] = {tokens + chunk_[0], tokens + chunk_[1]};
 #pragma unroll
     for (int tile = 0; tile < Base::kSpan; ++tile) {
       const bool ready = kFirst + tile < kReady;
       typename Format::Packed packed;
-      if (!ready) packed = Format::load(slot.weights + tile * Base::kTile);
+      if (!ready) packed = Format::load(slot.weights + tile * Base::kTile, place_);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         unsigned a[2][4];

@@ -14,7 +14,7 @@
 //
 // Each value of A is code times scale rounded to bf16 once. The arithmetic is in packed bf16, exact
 // but for that rounding; instructions decide the speed of a small product, so they are counted: a
-// tile takes a thread 48 (i4g32b), 56 (nvfp4) to about 105 (i4g32m).
+// tile takes a thread 48 (i4g32b), 54 (nvfp4) to about 105 (i4g32m).
 #pragma once
 
 #include <cuda_fp16.h>
@@ -28,6 +28,16 @@ constexpr int kCodeBytes = 128 * 64 / 2;
 
 // Which of the 256 threads that share a tile this is.
 __device__ inline int fragment_thread() { return threadIdx.x % 256; }
+
+// Where a thread's bytes of a tile lie.
+struct Place4 {
+  int codes, row;  // bytes; of the pairs of rows
+  __device__ Place4() : codes(fragment_thread() * 16), row(fragment_thread() / 4) {}
+  template <class T>
+  __device__ T of_row(const unsigned char* first) const {
+    return reinterpret_cast<const T*>(first)[row];
+  }
+};
 
 __device__ inline unsigned rotate_right(unsigned word, int bits) {
   return __funnelshift_r(word, word, bits);
@@ -92,9 +102,9 @@ struct Nvfp4 {
     uint4 codes;
     uint2 scales;
   };
-  __device__ static Packed load(const unsigned char* tile) {
-    return {reinterpret_cast<const uint4*>(tile)[fragment_thread()],
-            reinterpret_cast<const uint2*>(tile + kCodeBytes)[fragment_thread() / 4]};
+  __device__ static Packed load(const unsigned char* tile, const Place4& place = Place4()) {
+    return {*reinterpret_cast<const uint4*>(tile + place.codes),
+            place.of_row<uint2>(tile + kCodeBytes)};
   }
   __device__ static void expand(const Packed& packed, int step, unsigned (&a)[4]) {
     const unsigned word = (&packed.codes.x)[step];
@@ -108,11 +118,11 @@ struct Nvfp4 {
   }
 
  private:
-  // Byte `step` of a row's scales, which is stored with its halves exchanged: each byte of a pair
-  // stands in both bytes of a half word, and what is needed is in the middle.
+  // The scale of a step, in both halves: the row's word has those of the first two in the middle of
+  // its halves, turned by a byte those of the others.
   __device__ static unsigned scale(unsigned row, int step) {
-    const unsigned bytes = __byte_perm(row, 0, step < 2 ? 0x1100 : 0x3322);
-    return twice(and_or(bytes, 0x0FF00FF0, 0x70007000), step % 2);
+    const unsigned moved = step < 2 ? row : rotate_right(row, 24);
+    return twice(and_or(moved, 0x0FF00FF0, 0x70007000), step % 2);
   }
 };
 
@@ -135,9 +145,9 @@ struct I4g32b {
     uint4 codes;
     uint2 scales;
   };
-  __device__ static Packed load(const unsigned char* tile) {
-    return {reinterpret_cast<const uint4*>(tile)[fragment_thread()],
-            reinterpret_cast<const uint2*>(tile + kCodeBytes)[fragment_thread() / 4]};
+  __device__ static Packed load(const unsigned char* tile, const Place4& place = Place4()) {
+    return {*reinterpret_cast<const uint4*>(tile + place.codes),
+            place.of_row<uint2>(tile + kCodeBytes)};
   }
   __device__ static void expand(const Packed& packed, int step, unsigned (&a)[4]) {
     const unsigned word = (&packed.codes.x)[step];
@@ -192,12 +202,11 @@ struct I4g32 {
     uint2 scales;
     unsigned zeros;
   };
-  __device__ static Packed load(const unsigned char* tile) {
-    const int row = fragment_thread() / 4;
-    Packed packed{reinterpret_cast<const uint4*>(tile)[fragment_thread()],
-                  reinterpret_cast<const uint2*>(tile + kCodeBytes)[row], 0};
+  __device__ static Packed load(const unsigned char* tile, const Place4& place = Place4()) {
+    Packed packed{*reinterpret_cast<const uint4*>(tile + place.codes),
+                  place.of_row<uint2>(tile + kCodeBytes), 0};
     if constexpr (kZeros) {
-      packed.zeros = reinterpret_cast<const unsigned*>(tile + kCodeBytes + 128 * 4)[row];
+      packed.zeros = place.of_row<unsigned>(tile + kCodeBytes + 128 * 4);
     }
     return packed;
   }
@@ -232,11 +241,10 @@ struct I4g32m {
     uint4 codes;
     uint2 scales, minimums;
   };
-  __device__ static Packed load(const unsigned char* tile) {
-    const int row = fragment_thread() / 4;
-    return {reinterpret_cast<const uint4*>(tile)[fragment_thread()],
-            reinterpret_cast<const uint2*>(tile + kCodeBytes)[row],
-            reinterpret_cast<const uint2*>(tile + kCodeBytes + 128 * 4)[row]};
+  __device__ static Packed load(const unsigned char* tile, const Place4& place = Place4()) {
+    return {*reinterpret_cast<const uint4*>(tile + place.codes),
+            place.of_row<uint2>(tile + kCodeBytes),
+            place.of_row<uint2>(tile + kCodeBytes + 128 * 4)};
   }
   __device__ static void expand(const Packed& packed, int step, unsigned (&a)[4]) {
     const unsigned word = (&packed.codes.x)[step];
