@@ -244,7 +244,7 @@ def _unpack_codes(packed: Array, bits: tuple[tuple[int, ...], ...]) -> Array:
 
 
 def _turned(words: Array, bits: int) -> Array:
-    """Words of the bytes of groups 0, 3, 1, 2 in place of those of 0, 1, 2, 3, turned to the left by 4 bits; by 28, back.
+    """Words of the bytes of groups 0, 3, 1, 2 in place of 0, 1, 2, 3, turned to the left by 4 bits; by 28, back.
 
     So the numbers of groups 0 and 1 stand in bits 4 .. 11 of both halves, and those of 2 and 3 do once the word is
     turned by 8 more.
