@@ -39,6 +39,6 @@ out = "tiles"
 // of gates, the 8 of their ups, and so on, so that one thread has both sums of a column; 64 columns
 // of out. Bias [2 * intermediate] f32 or none.
 //
-// Split of work, bytes and bound as in linear.decode.cu. From 65 rows on of whole row blocks sums
-// are by token (decode_weights.cuh).
+// Split of work, bytes and bound as in linear.decode.cu. From 65 rows on of whole row blocks, or
+// pairs of thread blocks, sums are by token (decode_weights.cuh).
 #include "atlas/gated_linear_decode.cuh"

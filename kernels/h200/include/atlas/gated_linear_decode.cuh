@@ -19,18 +19,22 @@ constexpr int kTiles = ceil_div(constants::k, atlas::kTileColumns);
 constexpr int kBlockColumns = atlas::kTileRows / 2;
 constexpr int kBlocks = ceil_div(kColumns, kBlockColumns);
 constexpr bool kF8Out = atlas::same_type<types::out, unsigned char>;
+template <class Weights>
+using SplitOf = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES,
+                                   (launch::cluster > 1), launch::cluster>;
 // Whether a thread has tokens rather than weight rows (decode_weights.cuh): of whole groups, whose
-// sums nobody else has a part of.
+// sums nobody else has a part of, and in bf16 of row blocks that a pair of thread blocks has.
 #ifdef ATLAS_FOUR_BIT
 constexpr bool kByToken = false;
 #else
+using SplitByRow = SplitOf<atlas::InstanceWeights<kTiles> >;
+constexpr bool kOfPair = !kF8Out && SplitByRow::kWays == 2 && SplitByRow::kEach == 2;
 constexpr bool kByToken =
-    atlas::kTokens == 128 && ceil_div(kBlocks, knobs::TOGETHER) % knobs::RANGES == 0;
+    atlas::kTokens == 128 && (kOfPair || ceil_div(kBlocks, knobs::TOGETHER) % knobs::RANGES == 0);
 #endif
 using Weights = atlas::InstanceWeights<kTiles, kByToken>;
 constexpr int kN = Weights::kTokens, kTogether = Weights::kTogether;
-using Split = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES,
-                                 (launch::cluster > 1), launch::cluster>;
+using Split = SplitOf<Weights>;
 using Pair = atlas::PairedSums<Split>;
 using Sums = atlas::SharedSums<Split>;
 constexpr int kSides = Weights::kSides, kOutTiles = ceil_div(kColumns, kF8Out ? 128 : 64);
@@ -200,7 +204,8 @@ struct Store {
   }
 };
 
-// The same of sums by token, in bf16: a warp stores an eight of its tokens after the other.
+// The same of sums by token, in bf16: a warp stores an eight of its tokens after the other, or the
+// one of which its thread block has the pair's sums.
 struct StoreBf16ByToken {
   const float* bias;
   const Factors& row_factors;
@@ -208,45 +213,56 @@ struct StoreBf16ByToken {
   int before, rows, group;
 
   __device__ void operator()(const float (&sums)[kTogether][kN / 2]) const {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, four = lane % 4;
-    unsigned char* const staged =
-        shared_memory + launch::shared - kRest + warp * (kStaged / (atlas::kConsumers / 32));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int eight = 2 * warp + h;
-      const float factor = row_factors.one(before + 8 * eight + lane / 4);
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-#pragma unroll
-        for (int q = 0; q < kBlockColumns / 8; ++q) {
-          const float* gate = sums[i] + 8 * q + 2 * h;
-          const int column = (group * kTogether + i) * kBlockColumns + 8 * q + 2 * four;
-          float value[2];
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            value[e] =
-                gated(bias, column + e, factored(gate[e], factor), factored(gate[4 + e], factor));
-          }
-          *reinterpret_cast<__nv_bfloat162*>(staged + i * kEightBytes +
-                                             atlas::in_tile(lane / 4, 16 * q + 4 * four)) =
-              __floats2bfloat162_rn(value[0], value[1]);
-        }
-      }
-      __syncwarp();
-      constexpr int kChunks = kEightBytes / 16;
-#pragma unroll
-      for (int chunk = lane; chunk < kTogether * kChunks; chunk += 32) {
-        const int tile = group * kTogether + chunk / kChunks;
-        if (8 * eight + chunk % kChunks / 8 >= rows || tile >= kOutTiles) continue;
-        *reinterpret_cast<uint4*>(out + atlas::tile_offset<false>(0, tile, kOutTiles) +
-                                  eight * kEightBytes + chunk % kChunks * 16) =
-            *reinterpret_cast<const uint4*>(staged + chunk * 16);
-      }
-      __syncwarp();
+      store(threadIdx.x / 32 * 2 + h,
+            [&](int i, int j, int e) { return sums[i][4 * j + 2 * h + e]; });
     }
+  }
+  template <class Pair>
+  __device__ void of_pair(const Pair& pair, const float (&sum)[kN / 2]) const {
+    float both[kN / 4];
+    pair.trade_by_token(sum, both);
+    store(threadIdx.x / 32 * 2 + blockIdx.x % 2,
+          [&](int /*i*/, int j, int e) { return both[2 * j + e]; });
   }
 
  private:
+  // at(row block, eight of its stored rows, which of two): sums of the lane's token of the eight.
+  template <class At>
+  __device__ void store(int eight, At at) const {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, four = lane % 4;
+    unsigned char* const staged =
+        shared_memory + launch::shared - kRest + warp * (kStaged / (atlas::kConsumers / 32));
+    const float factor = row_factors.one(before + 8 * eight + lane / 4);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+#pragma unroll
+      for (int q = 0; q < kBlockColumns / 8; ++q) {
+        const int column = (group * kTogether + i) * kBlockColumns + 8 * q + 2 * four;
+        float value[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          value[e] = gated(bias, column + e, factored(at(i, 2 * q, e), factor),
+                           factored(at(i, 2 * q + 1, e), factor));
+        }
+        *reinterpret_cast<__nv_bfloat162*>(staged + i * kEightBytes +
+                                           atlas::in_tile(lane / 4, 16 * q + 4 * four)) =
+            __floats2bfloat162_rn(value[0], value[1]);
+      }
+    }
+    __syncwarp();
+    constexpr int kChunks = kEightBytes / 16;
+#pragma unroll
+    for (int chunk = lane; chunk < kTogether * kChunks; chunk += 32) {
+      const int tile = group * kTogether + chunk / kChunks;
+      if (8 * eight + chunk % kChunks / 8 >= rows || tile >= kOutTiles) continue;
+      *reinterpret_cast<uint4*>(out + atlas::tile_offset<false>(0, tile, kOutTiles) +
+                                eight * kEightBytes + chunk % kChunks * 16) =
+          *reinterpret_cast<const uint4*>(staged + chunk * 16);
+    }
+    __syncwarp();
+  }
   __device__ static float factored(float sum, float factor) {
     return Factors::kBytes > 0 ? __fmul_rn(sum, factor) : sum;
   }
@@ -336,9 +352,10 @@ struct StoreByToken {
   }
 };
 
-template <class Out, class Product>
-__device__ inline void consume(Product& product, const Sums& shared, const unsigned char* weights,
-                               const float* bias, Factors& factors, Out* out, int rows) {
+template <class Out, class Product, class Pair>
+__device__ inline void consume(Product& product, const Sums& shared, const Pair& pair,
+                               const unsigned char* weights, const float* bias, Factors& factors,
+                               Out* out, int rows) {
   product.consume(weights, [&](int group, int pass, float (&sums)[kTogether][kN / 2]) {
     const int before = pass * kN, left = min(rows - before, kN);
     auto* tiles =
@@ -355,7 +372,11 @@ __device__ inline void consume(Product& product, const Sums& shared, const unsig
     } else if constexpr (kByToken) {
       factors.settle();
       const StoreBf16ByToken store{bias, factors, tiles, before, left, group};
-      store(sums);
+      if constexpr (Split::kTrades) {
+        store.of_pair(pair, sums[0]);
+      } else {
+        store(sums);
+      }
     } else {
       factors.settle();
       shared.finish(group, pass, sums, left, Store<Out>{bias, factors, tiles, before, left, group});
@@ -386,6 +407,6 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
   } else {
     product.start_consumers();
     Factors factors(shared_memory + launch::shared - Factors::kBytes, squares, rows);
-    consume(product, Sums(scratch, shared_memory, pair), weights, bias, factors, out, rows);
+    consume(product, Sums(scratch, shared_memory, pair), pair, weights, bias, factors, out, rows);
   }
 }
