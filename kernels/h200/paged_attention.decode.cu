@@ -303,10 +303,9 @@ ATLAS_KERNEL(const types::q* q, const types::k_cache* k_cache, const types::v_ca
   __shared__ Part last[kAddThreads];
   atlas::launch_dependents();
   const int warp = threadIdx.x / atlas::kWarp, lane = threadIdx.x % atlas::kWarp;
-  const int row = threadIdx.x;
-  const bool has_row = row < *n_rows;
+  const int row = threadIdx.x, row_count = *n_rows, table_width = *max_blocks;
+  const bool has_row = row < row_count;
   const int position = has_row ? row_position[row] : 0, sequence = has_row ? row_seq[row] : 0;
-  if (row < kMaxRows) rows.lowest[row] = 0x7FFFFFFF;
   if (warp < kWarps) {
     if (lane < kPieces) full[warp][lane].init(1);
     if (lane < kResults) {
@@ -315,13 +314,7 @@ ATLAS_KERNEL(const types::q* q, const types::k_cache* k_cache, const types::v_ca
     }
   }
   atlas::publish_barriers();
-  __syncthreads();
-  if (has_row) {
-    rows.position[row] = position;
-    rows.sequence[row] = sequence;
-    atomicMin(&rows.lowest[sequence % kMaxRows], position);
-  }
-  stretch.find(rows, *n_rows);
+  stretch.find(rows, has_row, position, sequence, row_count);
 
   float* sums = reinterpret_cast<float*>(shared + kWarps * kPieces * kPageBytes);
   if (warp >= kWarps) {
@@ -335,7 +328,7 @@ ATLAS_KERNEL(const types::q* q, const types::k_cache* k_cache, const types::v_ca
                block_table,
                rows,
                stretch,
-               *max_blocks,
+               table_width,
                warp,
                lane};
   ring.begin();

@@ -13,6 +13,7 @@ namespace decode {
 
 constexpr int kGroups = n_kv_heads * kGroupsPerKv;  // of a row
 constexpr int kMaxRows = launch::max_rows;
+constexpr int kRowWarps = atlas::ceil_div(kMaxRows, atlas::kWarp);  // whose threads have rows
 
 static_assert(kMaxRows <= launch::block, "a row has a thread");
 
@@ -47,54 +48,70 @@ struct Place {
 };
 
 // Where a block's equal part of `total` units begins.
-__device__ inline int part_begin(int total, int block) {
-  const int blocks = gridDim.x;
-  return total / blocks * block + total % blocks * block / blocks;
+__device__ inline int part_begin(int total, unsigned block) {
+  const float share = __fdividef(static_cast<float>(block), static_cast<float>(gridDim.x));
+  return block == gridDim.x ? total : static_cast<int>(static_cast<float>(total) * share);
 }
 
 // Units begin..end - 1 of the list, from `first` until before `last`.
 struct Stretch {
+  // Units of the warps' rows, for find(). They are read in fours: nothing else stands among them.
+  alignas(16) int sums[atlas::ceil_div(kRowWarps, 4) * 4];
   int total;  // units of the whole list
   int begin, end;
   Place first, last;
-  int warps[launch::block / atlas::kWarp];  // units of the warps' rows, for find()
 
-  // All threads call it; afterwards the stretch is there for all.
-  __device__ void find(const Rows& rows, int n_rows) {
+  // All threads call it, and put their row into `rows` if they have one; afterwards both are there
+  // for all.
+  __device__ void find(Rows& rows, bool has_row, int position, int sequence, int n_rows) {
     const int lane = threadIdx.x % atlas::kWarp, warp = threadIdx.x / atlas::kWarp;
     const int row = threadIdx.x;
-    const Cut cut = Cut::of(row < n_rows ? rows.position[row] : 0);
-    const int mine = row < n_rows ? cut.units * kGroups : 0;
+    if (row < kMaxRows) rows.lowest[row] = 0x7FFFFFFF;
+    if (has_row) rows.position[row] = position, rows.sequence[row] = sequence;
+    const Cut cut = Cut::of(position);
+    const int mine = has_row ? cut.units * kGroups : 0;
     int before = mine;  // at first with this row, from the warp's first
 #pragma unroll
     for (int distance = 1; distance < atlas::kWarp; distance *= 2) {
       const int other = __shfl_up_sync(atlas::kAllLanes, before, distance);
       if (lane >= distance) before += other;
     }
-    if (lane == atlas::kWarp - 1) warps[warp] = before;
+    if (warp < kRowWarps && lane == atlas::kWarp - 1) sums[warp] = before;
     __syncthreads();
-    int sum = 0;
+    if (has_row) atomicMin(&rows.lowest[sequence % kMaxRows], position);
+    if (warp < kRowWarps) {
+      int sum = 0;
 #pragma unroll
-    for (int w = 0; w < launch::block / atlas::kWarp; ++w) {
-      if (w < warp) before += warps[w];
-      sum += warps[w];
+      for (int w = 0; w < kRowWarps; ++w) {
+        if (w < warp) before += sums[w];
+        sum += sums[w];
+      }
+      before -= mine;
+      // Equal parts, moved on to where a split begins.
+      const int from = part_begin(sum, blockIdx.x), until = part_begin(sum, blockIdx.x + 1);
+      if (threadIdx.x == 0) {
+        total = sum;
+        if (from == sum) begin = sum, first = {n_rows, 0, 0};
+        if (until == sum) end = sum, last = {n_rows, 0, 0};
+      }
+      bool begins = from >= before && from < before + mine;
+      bool ends = until >= before && until < before + mine;
+      while (begins || ends) {  // the rows of both at the same time, unless they are one
+        const bool is_begin = begins;
+        const int target = (is_begin ? from : until) - before;
+        int group = target / cut.units;
+        int unit = atlas::ceil_div(target - group * cut.units, cut.split_units) * cut.split_units;
+        if (unit >= cut.units) unit = 0, ++group;
+        (is_begin ? begin : end) = before + group * cut.units + unit;
+        (is_begin ? first : last) =
+            group == kGroups ? Place{row + 1, 0, 0} : Place{row, group, unit};
+        if (is_begin) {
+          begins = false;
+        } else {
+          ends = false;
+        }
+      }
     }
-    before -= mine;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      // An equal part, moved on to where a split begins.
-      const int target = part_begin(sum, blockIdx.x + i);
-      int& at = i == 0 ? begin : end;
-      Place& place = i == 0 ? first : last;
-      if (target == sum && threadIdx.x == 0) at = sum, place = {n_rows, 0, 0};
-      if (target < before || target >= before + mine) continue;
-      int group = (target - before) / cut.units;
-      int unit = atlas::ceil_div((target - before) % cut.units, cut.split_units) * cut.split_units;
-      if (unit >= cut.units) unit = 0, ++group;
-      at = before + group * cut.units + unit;
-      place = group == kGroups ? Place{row + 1, 0, 0} : Place{row, group, unit};
-    }
-    if (threadIdx.x == 0) total = sum;
     __syncthreads();
   }
 };

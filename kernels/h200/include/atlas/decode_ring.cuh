@@ -11,7 +11,7 @@ namespace decode {
 constexpr int kPageBytes = knobs::PAGE, kPieces = knobs::PIECES;
 
 static_assert(kPageBytes == atlas::kv_page_bytes(head_dim), "the declaration knows a page's size");
-static_assert(kPieces >= 2 && kPieces <= atlas::kWarp, "V of both pages is there at once");
+static_assert(kPieces >= 2 && kPieces < atlas::kWarp, "V of both pages is there at once");
 
 // Where one stands in a ring of slots that are filled and emptied in turn.
 template <int kSlots>
@@ -61,8 +61,27 @@ struct Ring {
   // Fills the ring. What this step computes of it may not be there yet.
   __device__ void begin() {
     look_ahead();
+    // Each lane has a piece, and the first that finds no slot the next copy's.
+    const unsigned twos = __ballot_sync(atlas::kAllLanes, second >= 0);
+    int unit = 0, index = lane;
+    for (int pieces; index >= (pieces = twos >> unit & 1 ? 4 : 2) && unit < atlas::kWarp - 1;) {
+      index -= pieces;
+      ++unit;
+    }
+    if (!(twos >> unit & 1)) index *= 2;
+    const int of_first = of(first, unit), of_second = of(second, unit);
+    const int source = index % 2 == 0 ? of_first : of_second;
+    if (lane < kPieces && source >= 0) fetch(lane, index, source);
+    copied = __shfl_sync(atlas::kAllLanes, unit, kPieces);
+    piece = __shfl_sync(atlas::kAllLanes, index, kPieces);
     find_pages();
-    for (int i = 0; i < kPieces; ++i) copy();
+  }
+  __device__ void fetch(int slot, int kind, int source) {
+    full[slot].arrive_expect(kPageBytes);
+    // Otherwise the cache's stream throws what products exchange out of the L2 cache.
+    atlas::bulk_load(slots + slot * kPageBytes,
+                     (kind < 2 ? k_cache : v_cache) + static_cast<size_t>(source) * kPageBytes,
+                     kPageBytes, full[slot], atlas::evict_first_policy());
   }
   __device__ void find_pages() {
     if (copied - known == atlas::kWarp) look_ahead();
@@ -70,13 +89,7 @@ struct Ring {
   }
   __device__ void copy() {
     if (one < 0) return;
-    if (lane == 0) {
-      const size_t offset = static_cast<size_t>(piece % 2 == 0 ? one : other) * kPageBytes;
-      full[to.slot].arrive_expect(kPageBytes);
-      // Otherwise the cache's stream throws what products exchange out of the L2 cache.
-      atlas::bulk_load(slots + to.slot * kPageBytes, (piece < 2 ? k_cache : v_cache) + offset,
-                       kPageBytes, full[to.slot], atlas::evict_first_policy());
-    }
+    if (lane == 0) fetch(to.slot, piece, piece % 2 == 0 ? one : other);
     to.advance();
     piece += other < 0 ? 2 : 1;
     if (piece < 4) return;
