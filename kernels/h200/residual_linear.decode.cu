@@ -19,6 +19,7 @@ out = "tiles"
 // number, so nothing of a row is needed that another thread block has: the next product
 // (normed_linear, normed_gated_linear) adds the numbers up and divides its sums by their root.
 //
-// The residual is asked for together with other ranges' parts of the sums, which take longer. From
-// 65 rows on sums are by token where pairs of thread blocks have a row block (token_sums.cuh).
+// The residual is asked for together with other ranges' parts of the sums, which take longer; of
+// eight tokens once inputs are there (shared_sums.cuh). From 65 rows on sums are by token where
+// pairs of thread blocks have a row block (token_sums.cuh).
 #include "atlas/residual_linear_decode.cuh"

@@ -144,6 +144,7 @@ class DecodeProduct {
   }
 
   __device__ const Weights& weights() const { return product_; }
+  __device__ int first_group() const { return first_group_; }  // of the range, its last in time
   __device__ bool is_producer() const { return threadIdx.x >= kThreads; }
 
   // The warps behind the consumers: one thread copies everything into the ring, or with its warp.

@@ -366,25 +366,28 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
     product.start_consumers();
     Factors factors(shared_memory + launch::shared - Factors::kBytes, squares, rows);
     const Sums shared(scratch, shared_memory, pair);
+    const auto store = [&](int group, int pass) {
+      return Store{bias,
+                   q_norm,
+                   k_norm,
+                   reinterpret_cast<const float2*>(turns),
+                   places,
+                   factors,
+                   q_out,
+                   reinterpret_cast<unsigned char*>(k_cache),
+                   reinterpret_cast<unsigned char*>(v_cache),
+                   pass * kN,
+                   min(rows - pass * kN, kN),
+                   group};
+    };
+    const auto early = Sums::early(store(product.first_group(), 0));
     product.consume(weights, [&](int group, int pass, float (&sums)[1][kN / 2]) {
       factors.settle();
-      const int before = pass * kN, left = min(rows - before, kN);
-      const Store store{bias,
-                        q_norm,
-                        k_norm,
-                        reinterpret_cast<const float2*>(turns),
-                        places,
-                        factors,
-                        q_out,
-                        reinterpret_cast<unsigned char*>(k_cache),
-                        reinterpret_cast<unsigned char*>(v_cache),
-                        before,
-                        left,
-                        group};
+      const Store give = store(group, pass);
       if constexpr (kByToken) {
-        finish_by_token<Split>(store, product.weights(), pair, scratch, sums[0]);
+        finish_by_token<Split>(give, product.weights(), pair, scratch, sums[0]);
       } else {
-        shared.finish(group, pass, sums, left, store);
+        shared.finish(group, pass, sums, give.rows, give, early);
       }
     });
   }

@@ -345,23 +345,27 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
   } else {
     product.start_consumers();
     const Sums shared(scratch, shared_memory, pair);
-    product.consume(weights, [&](int group, int pass, float (&sums)[1][kN / 2]) {
-      const int before = pass * kN, left = min(rows - before, kN);
+    const auto store = [&](int group, int pass) {
+      const int before = pass * kN;
       auto* tiles =
           reinterpret_cast<unsigned char*>(out) + atlas::tile_offset<kF8Out>(pass, 0, kOutTiles);
-      const Store store{bias,
-                        norm,
-                        eps,
-                        scale,
-                        residual + static_cast<size_t>(before) * kColumns,
-                        squares + static_cast<size_t>(before) * kBlocks,
-                        tiles,
-                        left,
-                        group};
+      return Store{bias,
+                   norm,
+                   eps,
+                   scale,
+                   residual + static_cast<size_t>(before) * kColumns,
+                   squares + static_cast<size_t>(before) * kBlocks,
+                   tiles,
+                   min(rows - before, kN),
+                   group};
+    };
+    const auto early = Sums::early(store(product.first_group(), 0));
+    product.consume(weights, [&](int group, int pass, float (&sums)[1][kN / 2]) {
+      const Store give = store(group, pass);
       if constexpr (kByToken) {
-        finish_by_token<Split>(store, scratch, product.weights(), pair, sums[0]);
+        finish_by_token<Split>(give, scratch, product.weights(), pair, sums[0]);
       } else {
-        shared.finish(group, pass, sums, left, store);
+        shared.finish(group, pass, sums, give.rows, give, early);
       }
     });
   }

@@ -45,15 +45,30 @@ class SharedSums {
         kept_(reinterpret_cast<uint4*>(spare) + Split::side() * kKept + Split::consumer()),
         pair_(pair) {}
 
+  // What else the range's first group needs of eight tokens, asked for once inputs are there: when
+  // the last slot is summed, the next launch's blocks stream weights, and it takes longer to come
+  // than the parts do (Llama-3-8B's 32 layers in nvfp4 on an H200, rows' factors added up late as
+  // well: -17 to -26 us at 1 row, -8 to -22 at 8).
+  template <class Give>
+  __device__ static auto early(const Give& give) {
+    if constexpr (!kHolds) {
+      return Nothing{};
+    } else if constexpr (Split::kTrades) {
+      return OfCluster<Give>{give, static_cast<int>(blockIdx.x) % kWays}.template fetch<1>(0, 1);
+    } else {
+      return give.template fetch<1>(0, 1);
+    }
+  }
+
   // Adds the sums of the other ranges that have a part of the group to those of this thread
   // block's, and gives a share of the `rows` tokens; others give the rest. `sum` is used up.
-  template <class Give>
-  __device__ void finish(int group, int pass, float (&sum)[kTogether][kN / 2], int rows,
-                         Give give) const {
+  template <class Give, class Early = Nothing>
+  __device__ void finish(int group, int pass, float (&sum)[kTogether][kN / 2], int rows, Give give,
+                         const Early& early = {}) const {
     const int range = blockIdx.x, first = Split::first_range(group);
     const int last = Split::last_range(group);
     if constexpr (Split::kTrades) {
-      finish_traded(range, first, last, sum, rows, give);
+      finish_traded(range, first, last, sum, rows, give, early);
       return;
     }
     // Whether the first range has begun the group before it came to its own first.
@@ -68,13 +83,13 @@ class SharedSums {
       const int mine = range - first - (begun ? 1 : 0);
       if constexpr (kHolds) {
         if (mine == 0) {
-          give_held(first, last, begun, sum, give);
+          give_held(first, last, begun, sum, give, early);
         } else {
           put(part(range, false, pass), sum, rows, -1, 1);
         }
         return;
       }
-      share(first, last, begun, mine, finishers, pass, sum, rows, give);
+      share(first, last, begun, mine, finishers, pass, sum, rows, give, early);
     }
   }
 
@@ -98,16 +113,26 @@ class SharedSums {
     }
   };
 
-  template <class Give>
+  template <int kCount, class Give, class Early>
+  __device__ static auto fetch(const Give& give, int start, int step, const Early& early) {
+    if constexpr (kHolds && !same_type<Early, Nothing>) {
+      return early;
+    } else {
+      return give.template fetch<kCount>(start, step);
+    }
+  }
+
+  template <class Give, class Early>
   __device__ void finish_traded(int range, int first, int last,
-                                const float (&sum)[kTogether][kN / 2], int rows, Give give) const {
+                                const float (&sum)[kTogether][kN / 2], int rows, Give give,
+                                const Early& early) const {
     constexpr int kEights = PairedSums<Split>::kEights, kOwn = OfCluster<Give>::kOwn;
     const int rank = range % kWays, eights = PairedSums<Split>::eights(rows);
     const OfCluster<Give> of_cluster{give, rank};
     float all[kTogether][4 * kEights] = {};
     if constexpr (Split::kEach == kWays && kEights <= kOwn) {
       // What else is needed is asked for while sums are on their way.
-      const auto fetched = of_cluster.template fetch<kOwn>(0, 1);
+      const auto fetched = fetch<kOwn>(of_cluster, 0, 1, early);
       pair_.trade(sum, all);
       float4 sums[kOwn][kTogether];
       four_by_four(all, sums);
@@ -119,18 +144,19 @@ class SharedSums {
       give_own(all, 8 * eights, of_cluster);
     } else {
       share(first + rank, last - (kWays - 1) + rank, false, (range - first) / kWays,
-            Split::kEach / kWays, 0, all, 8 * eights, of_cluster);
+            Split::kEach / kWays, 0, all, 8 * eights, of_cluster, early);
     }
   }
 
   // Leaves sums for the others that finish the group and takes what they leave.
-  template <int kSums, class Give>
+  template <int kSums, class Give, class Early>
   __device__ void share(int first, int last, bool begun, int mine, int finishers, int pass,
-                        const float (&sum)[kTogether][kSums], int rows, Give give) const {
+                        const float (&sum)[kTogether][kSums], int rows, Give give,
+                        const Early& early) const {
     // All is summed up. A side may still be giving, with a barrier of its own.
     if (kKeeps && 8 * mine < rows) named_barrier(3, Split::kSides * kConsumers);
     put(part(blockIdx.x, false, pass), sum, rows, kKeeps ? mine : -1, finishers);
-    give_shared(first, last, begun, mine, finishers, pass, rows, give);
+    give_shared(first, last, begun, mine, finishers, pass, rows, give, early);
   }
 
   // Whether a thread block keeps its own share of its sums: between passes nothing is spare.
@@ -258,14 +284,14 @@ class SharedSums {
   // This thread block's share of the tokens, from all parts: of pairs, those of the same half. All
   // reads are under way together; while parts are missing, all of these are asked for, or of many
   // tokens, to be quiet, only one.
-  template <class Give>
+  template <class Give, class Early>
   __device__ void give_shared(int first, int last, bool begun, int mine, int step, int pass,
-                              int rows, Give give) const {
+                              int rows, Give give, const Early& early) const {
     const int eights = (rows + 7) / 8;
     int before = 0;  // eights of the share that are given
 #pragma unroll 1
     for (int start = mine; start < eights; start += kShared * step) {
-      const auto fetched = give.template fetch<kShared>(start, step);
+      const auto fetched = fetch<kShared>(give, start, step, early);
       float4 sums[kShared][kTogether];
 #pragma unroll
       for (int n = 0; n < kShared; ++n) {
@@ -320,10 +346,9 @@ class SharedSums {
   }
 
   // The first finisher's, of eight tokens: the part before, its own sums, then the parts behind.
-  template <class Give>
+  template <class Give, class Early>
   __device__ void give_held(int first, int last, bool begun, const float (&sum)[kTogether][kN / 2],
-                            Give give) const {
-    const auto fetched = give.template fetch<1>(0, 1);
+                            Give give, const Early& early) const {
     float4 sums[1][kTogether];
 #pragma unroll
     for (float4& four : sums[0]) four = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);  // as above
@@ -337,7 +362,7 @@ class SharedSums {
     for (int from = blockIdx.x + 4; from <= last; from += kNext) {
       add_parts<kNext>(part(from, false, 0), last - from + 1, sums[0]);
     }
-    give(0, 1, sums, fetched);
+    give(0, 1, sums, early);
   }
   // Adds the parts of `count` ranges, of the first kMost, which are asked for together.
   template <int kMost>
