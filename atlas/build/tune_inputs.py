@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from atlas.errors import BuildError
+from atlas.ops.normed_logits import largest_of
 from atlas.runtime.backend import Array
 from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.program import KernelKey
@@ -124,6 +125,11 @@ def _sample(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator)
     arrays["slot"][:rows] = -1
 
 
+def _sample_largest(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator) -> None:
+    _sample(key, arrays, rows, rng)
+    arrays["largest"][:rows], arrays["largest_id"][:rows] = largest_of(arrays["logits"][:rows])
+
+
 def _residual_rms_norm(key: KernelKey, arrays: Arrays, rows: int, rng: np.random.Generator) -> None:
     _normal(arrays["x"][:rows], rng)
     _normal(arrays["residual"][:rows], rng)
@@ -138,4 +144,5 @@ _MAKERS: dict[str, Maker] = {
     "gated_activation": _gated_activation,
     "paged_attention": _paged_attention,
     "sample": _sample,
+    "sample_largest": _sample_largest,
 }

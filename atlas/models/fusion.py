@@ -18,6 +18,8 @@ A launch costs a GPU about a microsecond and everything that it leaves costs a t
 
     normed_linear, rope_kv_append of its rows  ->  normed_qkv_append in decode steps, behind a step's rope_rows
 
+    normed_linear that leaves logits, sample   ->  normed_logits, sample_largest
+
 all but the first two where the hardware has kernels for them. A fused kernel rounds once, at its end: it leaves no gate
 and up to round, and adds f32 or bf16 products in fp32. Build and load both get a model's programs from `record` below:
 the kernels that are compiled are those that are asked for.
@@ -33,6 +35,7 @@ from atlas.build.kernel_file import PHASES
 from atlas.models.family import Family, FormatOf, ModelConfig
 from atlas.ops import OPS
 from atlas.ops.norm_parts import SHARE
+from atlas.ops.normed_logits import OF
 from atlas.runtime.program import KernelKey, Launch, Recorder, StepPrograms
 from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL
 from atlas.targets.expression import ceil_div
@@ -63,11 +66,13 @@ def record(
 def fused(programs: StepPrograms, has: HasKernel = lambda key: False) -> StepPrograms:
     """The same programs with neighbouring launches fused. Buffers that only stood between two of them are gone."""
     found = _rewritten(programs, has, (_add_norm, _gated, _attention, _rounded_attention))
-    found = _rewritten(found, has, (_norm_in_products,))
+    samples = [launch for launch in programs.sample.launches if launch.key.op == "sample"]
+    found = _rewritten(found, has, (functools.partial(_norm_in_products, samples=samples),))
     made = {launch.key for launch in found.launches()}
     there = {"norm_parts", "rope_rows"}
     found = _rewritten(found, lambda key: has(key) and (key in made or key.op in there), (_norm_parts, _added))
-    return _rewritten(found, has, (functools.partial(_once, told=set()),))
+    found = _rewritten(found, has, (functools.partial(_once, told=set()),))
+    return _rewritten(found, has, (functools.partial(_sampled, head=found.forward.launches[-1]),))
 
 
 def _rewritten(programs: StepPrograms, has: HasKernel, rules: Sequence[Rule]) -> StepPrograms:
@@ -164,7 +169,7 @@ def _rounded_attention(recorder: Recorder, launches: Launches, has: HasKernel) -
     return _instead(recorder, launches[:2], [together], has)
 
 
-def _norm_in_products(recorder: Recorder, launches: Launches, has: HasKernel) -> int:
+def _norm_in_products(recorder: Recorder, launches: Launches, has: HasKernel, samples: Launches) -> int:
     """Three as two, if they are a product that is added to the residual stream, its norm, and the product of its rows.
 
     A step of a few rows then has no launch between the products. The rows that stand between them are divided by their
@@ -181,7 +186,8 @@ def _norm_in_products(recorder: Recorder, launches: Launches, has: HasKernel) ->
     operands = {**product_of, **norm_of, "norm": norm_of["weight"], "weight": product_of["weight"]}
     constants = {**dict(product.key.constants), **dict(norm.key.constants)}
     del constants["hidden"]
-    return _undivided(recorder, launches[:3], launches[3:], ("residual_linear", product.name, operands, constants), has)
+    first = ("residual_linear", product.name, operands, constants)
+    return _undivided(recorder, launches[:3], launches[3:], first, has, samples)
 
 
 def _norm_parts(recorder: Recorder, launches: Launches, has: HasKernel) -> int:
@@ -226,11 +232,13 @@ def _undivided(
     rest: Launches,
     first: tuple[str, str, dict[str, str], Mapping[str, int | float]],
     has: HasKernel,
+    samples: Launches = (),
 ) -> int:
     """How many of `launches`, the last two of which are a norm and its product, were recorded for prefill steps only;
     one more where the product's rows are then turned and appended in one launch with it.
 
     first: op, name, operands and constants of what leaves undivided rows in their place, but for their squares.
+    samples: what samples logits, should the product leave some.
     """
     norm, reader = launches[-2:]
     op, name, operands, constants = first
@@ -249,6 +257,11 @@ def _undivided(
     appends = _appends(recorder, reads, rest)
     if appends and _instead(recorder, [*launches, rest[0]], [leaves, *appends], has):
         return len(launches) + 1
+    if [dict(each.operands)["logits"] for each in samples] == [dict(reads.operands)["out"]]:
+        head, sample = (_with_largest(recorder, each) for each in (reads, samples[0]))
+        # Of both, whatever the first's answer, as in _instead.
+        if _instead(recorder, launches, [leaves, head], lambda key: all([has(key), has(sample.key)])):
+            return len(launches)
     return _instead(recorder, launches, [leaves, reads], has)
 
 
@@ -286,6 +299,27 @@ def _once(recorder: Recorder, launches: Launches, has: HasKernel, told: set[Laun
     if launches[0].key.op != "rope_rows" or launches[0] not in told:
         told.add(launches[0])
         return 0
+    return 1
+
+
+def _with_largest(recorder: Recorder, launch: Launch) -> Launch:
+    """What leaves or samples logits, as the op that of greedy rows leaves or reads the largest of every few."""
+    operands, constants = dict(launch.operands), dict(launch.key.constants)
+    op = "normed_logits" if launch.key.op == "normed_linear" else "sample_largest"
+    rows, columns = recorder.buffers[operands["logits" if op == "sample_largest" else "out"]].shape
+    groups = ceil_div(int(columns), OF)
+    operands["largest"] = recorder.buffer("largest", "f32", (rows, groups), "workspace")
+    operands["largest_id"] = recorder.buffer("largest_id", "i32", (rows, groups), "workspace")
+    if op == "normed_logits":
+        operands |= {name: f"step.logit_{name}" for name in ("temperature", "adjust", "n_top")}
+    return recorder.checked(op, launch.name, operands, dict(launch.dims), constants, launch.phase)
+
+
+def _sampled(recorder: Recorder, launches: Launches, has: HasKernel, head: Launch) -> int:
+    """One, if it samples what normed_logits left."""
+    if head.key.op != "normed_logits" or launches[0].key.op != "sample":
+        return 0
+    recorder.add(_with_largest(recorder, launches[0]))
     return 1
 
 

@@ -18,6 +18,7 @@ from atlas.ops.moe_route import MOE_ROUTE
 from atlas.ops.norm_parts import NORM_PARTS
 from atlas.ops.normed_gated_linear import NORMED_GATED_LINEAR
 from atlas.ops.normed_linear import NORMED_LINEAR
+from atlas.ops.normed_logits import NORMED_LOGITS
 from atlas.ops.normed_qkv_append import NORMED_QKV_APPEND
 from atlas.ops.op import Op, Operand
 from atlas.ops.paged_attention import PAGED_ATTENTION
@@ -30,6 +31,7 @@ from atlas.ops.rope_attention import ROPE_ATTENTION
 from atlas.ops.rope_kv_append import ROPE_KV_APPEND
 from atlas.ops.rope_rows import ROPE_ROWS
 from atlas.ops.sample import SAMPLE
+from atlas.ops.sample_largest import SAMPLE_LARGEST
 
 OPS = {
     op.name: op
@@ -43,6 +45,7 @@ OPS = {
         GATED_LINEAR,
         RESIDUAL_LINEAR,
         NORMED_LINEAR,
+        NORMED_LOGITS,
         NORMED_GATED_LINEAR,
         LINEAR_A8,
         ROPE_ROWS,
@@ -57,6 +60,7 @@ OPS = {
         GATHER_ROWS,
         ADJUST_LOGITS,
         SAMPLE,
+        SAMPLE_LARGEST,
         LOGPROBS,
         LOAD_ROWS,
     )

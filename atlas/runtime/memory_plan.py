@@ -104,7 +104,15 @@ def scratch_of(programs: StepPrograms, kernels: Mapping[str, KernelEntry]) -> di
 
 
 SHARED_SCRATCH = frozenset(
-    {"linear", "gated_linear", "residual_linear", "normed_linear", "normed_gated_linear", "normed_qkv_append"}
+    {
+        "linear",
+        "gated_linear",
+        "residual_linear",
+        "normed_linear",
+        "normed_logits",
+        "normed_gated_linear",
+        "normed_qkv_append",
+    }
 )
 """Ops whose kernels leave scratch as they find it, all zeros, so that one place serves all of them. It is many
 megabytes for each product, and what the last one touched is still in the device's cache."""

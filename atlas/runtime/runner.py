@@ -266,7 +266,10 @@ class Runner:
         return tokens, Logprobs(*(step.slot.result(name, step.rows) for name in LOGPROBS))
 
     def forward(self) -> None:
-        """Run the forward program on the step that `block` describes."""
+        """Run the forward program on the step that `block` describes, all of whose logits are then there: rows that ask
+        for no log-probabilities now ask for those of one token."""
+        n_top = self.block.logit_n_top[: self.block.symbols()["n_logits"]]
+        np.maximum(n_top, 0, out=n_top)
         self.backend.begin_step(self.plan.offsets["step.header"], self.step_memory, self.block.used_bytes())
         self.backend.run(self._here.forward, 0, len(self.forward_program.launches))
 

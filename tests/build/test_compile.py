@@ -190,9 +190,9 @@ class TestVariants:
     def test_a_launch_over_logits_needs_no_prefill_kernel(
         self, tree: Path, gpu_targets: Targets, counting: CountingCompiler
     ) -> None:
-        shutil.move(tree / "cuda/sample.cu", tree / "cuda/sample.decode.cu")
+        shutil.move(tree / "cuda/logprobs.cu", tree / "cuda/logprobs.decode.cu")
         manifest, _ = built(tree, gpu_targets(tree))
-        (entry,) = (kernel for kernel in manifest.sets[0].kernels if kernel.op == "sample")
+        (entry,) = (kernel for kernel in manifest.sets[0].kernels if kernel.op == "logprobs")
         assert [v.phase for v in entry.variants] == [2]
 
     ONE = '/* atlas\n[launch]\ngrid = ["rows", 1, 1]\nblock = 128\n[serves]\nwhere = ["head_dim {}"]\n*/\n'
@@ -411,7 +411,7 @@ class TestRealFailures:
             built(tree, gpu_targets(tree))
 
     def test_an_output_that_is_not_written(self, tree: Path, gpu_targets: Targets) -> None:
-        edit(tree / "cuda/sample.cu", "last_token[slot] = token", "tokens[slot] = token")
+        edit(tree / "cuda/include/atlas/sample.cuh", "last_token[slot] = token", "tokens[slot] = token")
         with pytest.raises(BuildError, match="never writes its output last_token"):
             built(tree, gpu_targets(tree))
 

@@ -172,8 +172,9 @@ class TestCompiler:
 
     @pytest.mark.parametrize(
         ("hardware", "ops", "local"),
-        # The h200 folds norms, RoPE and the append into products. No op spills here; where one does, it is named.
-        [("h200", 19, set()), ("gb10", 13, set())],
+        # The h200 folds norms, RoPE and the append into products. The head is held to few registers and declares what
+        # that spills.
+        [("h200", 19, {"normed_logits"}), ("gb10", 13, set())],
     )
     def test_every_op_of_the_real_model_compiles_without_undeclared_local_memory(
         self, hardware: str, ops: int, local: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

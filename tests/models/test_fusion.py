@@ -39,7 +39,7 @@ def test_a_fused_program_gives_the_same_logits(
     name: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit on `reference`, in steps of each phase: a fused op's reference does what the others did."""
-    monkeypatch.setattr(fusion, "_norm_in_products", lambda *_: 0)  # moves a division: see the next test
+    monkeypatch.setattr(fusion, "_norm_in_products", lambda *_, **__: 0)  # moves a division: see the next test
     if name.startswith("moe") and quant in ("fp8", "nvfp4"):
         pytest.skip("experts have no such ops yet")
     folder = family_models.write(tmp_path, name)
@@ -62,7 +62,7 @@ def test_norms_in_products_change_roundings_alone(
     folder = family_models.write(tmp_path, name)
     ids = [int(i) for i in np.random.default_rng().integers(0, family_models.VOCAB, 21)]
     together = run.load(folder, "reference", quant, max_rows=32, max_seqs=2, programs="cuda")
-    monkeypatch.setattr(fusion, "_norm_in_products", lambda *_: 0)
+    monkeypatch.setattr(fusion, "_norm_in_products", lambda *_, **__: 0)
     apart = run.load(folder, "reference", quant, max_rows=32, max_seqs=2, programs="cuda")
     made = [launch.key.op for launch in together.forward_program.launches if launch.is_made(PHASE_DECODE)]
     layers = family_models.config(name)["num_hidden_layers"]
@@ -103,7 +103,16 @@ def test_a_set_has_the_kernels_of_the_programs_that_are_recorded_for_it(name: st
     """No rule waits for a kernel that another one leaves unused: then what is loaded would not be what was built."""
     if name.startswith("moe") and quant == "fp8":
         pytest.skip("experts have no such ops yet")
-    for lacks in ("", "rope_attention", "normed_qkv_append", "residual_linear", "normed_linear", "norm_parts"):
+    for lacks in (
+        "",
+        "rope_attention",
+        "normed_qkv_append",
+        "residual_linear",
+        "normed_linear",
+        "norm_parts",
+        "normed_logits",
+        "sample_largest",
+    ):
         built = programs(name, quant, "cuda", lambda key, lacks=lacks: key.op != lacks)  # type: ignore[misc]
         kernels = set(built.closure())
         assert programs(name, quant, "cuda", kernels.__contains__) == built, lacks
@@ -261,7 +270,7 @@ def test_attention_is_one_launch_in_decode_steps_where_there_is_a_kernel() -> No
 
 def test_without_a_kernel_that_quantises_rows_are_quantised_as_before() -> None:
     layers = family_models.config("qwen3")["num_hidden_layers"]
-    found = programs("qwen3", "fp8", "cuda", lambda key: dict(key.dtypes)["out"] == "bf16")
+    found = programs("qwen3", "fp8", "cuda", lambda key: dict(key.dtypes).get("out") == "bf16")
     both = [("rope_attention", "attended", "decode"), ("quantize_rows", "attended_f8g128", "")]
     assert attention_of(found) == layers * [*PREFILL, *both]
 

@@ -83,13 +83,12 @@ def test_the_plan_names_file_and_level_of_every_kernel(tree: Path) -> None:
 
 def test_a_plan_without_a_kernel_fails_naming_op_target_and_places(tree: Path) -> None:
     targets = select(tree, {"ATLAS_TARGET_HW": "card", "ATLAS_TARGET_MODEL": "small"}).targets
-    (tree / "base" / "sample.cu").unlink()
+    (tree / "base" / "logprobs.cu").unlink()
     with pytest.raises(BuildError) as caught:
         listing.plan(tree, targets)
-    assert str(caught.value) == "op sample: no kernel for target card/small/bf16; accepted: sample.cu in " + ", ".join(
-        str(tree / level)
-        for level in ("card/small/bf16", "card/small", "card", "base/small/bf16", "base/small", "base")
-    )
+    levels = ("card/small/bf16", "card/small", "card", "base/small/bf16", "base/small", "base")
+    places = ", ".join(str(tree / level) for level in levels)
+    assert str(caught.value) == f"op logprobs: no kernel for target card/small/bf16; accepted: logprobs.cu in {places}"
 
 
 def test_the_matrix_has_one_wheel_per_ready_target_and_one_for_cpu(tree: Path) -> None:
