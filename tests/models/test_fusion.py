@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atlas.engine.engine import Engine
+from atlas.engine.messages import SamplingParams
 from atlas.models import family_of, fusion
 from atlas.models.fusion import fused
 from atlas.runtime.program import Recorder, StepPrograms
@@ -155,6 +157,37 @@ def test_greedy_tokens_are_the_same_with_steps_of_one_phase(quant: str, off: flo
         logits = run.logits(apart, prompt + found, 24)[len(prompt) - 1 : -1]
         best = logits.max(axis=1)
         assert len(found) == 12 and (best - logits[np.arange(12), found] <= off * np.ptp(logits, axis=1)).all()
+
+
+def test_requests_of_every_kind_get_their_logits_in_one_batch(tmp_path: Path) -> None:
+    """Greedy rows leave no logits; those that are drawn, adjusted or asked for log-probabilities have theirs."""
+    folder, found = family_models.write(tmp_path, "llama-biases"), []
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        {"temperature": 0.8, "seed": 5, "top_p": 0.9},
+        {"logit_bias": {5: 2.0}},
+        {"frequency_penalty": 0.7},
+        {"logprobs": 3},
+        {"temperature": 1.0, "seed": 9, "logprobs": 0},
+        {"min_tokens": 10, "stop_token_ids": (7, 8)},
+        {"prompt_logprobs": 2},
+    )
+    for programs in ("cpu", "cuda"):
+        engine = Engine(run.load(folder, "reference", "f32", max_rows=64, max_seqs=8, programs=programs))
+        tokens: dict[str, list[int]] = {}
+        reports: dict[str, list[float]] = {}
+        for i, kind in enumerate(kinds):
+            engine.add(str(i), [3, 4, 5, 6, 10], SamplingParams(**{"max_tokens": 10, "temperature": 0.0, **kind}))
+        while engine.busy:
+            for output in engine.step():
+                assert output.error is None
+                tokens.setdefault(output.request_id, []).extend(output.token_ids)
+                of_output = [report.logprob for report in (*output.logprobs, *output.prompt_logprobs)]
+                reports.setdefault(output.request_id, []).extend(of_output)
+        found.append((tokens, reports))
+    assert found[0][0] == found[1][0]
+    for request, expected in found[0][1].items():
+        np.testing.assert_allclose(found[1][1][request], expected, atol=2e-3)
 
 
 @pytest.mark.parametrize("name", NAMES)
