@@ -248,8 +248,7 @@ def error_ratio(actual: Array, expected: Array, tolerance: Tolerance) -> float:
     difference = np.abs(a - e)
     if tolerance == EXACT:
         return math.inf if difference.any() else 0.0
-    bound = tolerance.atol * np.abs(e).max() + tolerance.rtol * np.abs(e)
-    return float((difference / np.maximum(bound, 1e-30)).max())
+    return float((difference / np.maximum(tolerance.allowed(e), 1e-30)).max())
 
 
 def _time(backend: Backend, handle: int, launches: int) -> float:

@@ -75,8 +75,8 @@ def _live_rows(launch: Launch, name: str, runner: Runner, symbols: dict[str, int
 
 
 def error_ratio(actual: Array, expected: Array, tolerance: Tolerance) -> float:
-    """Largest |actual - expected| over `atol * max|expected| + rtol * |expected|`; infinity on a NaN,
-    on infinities that differ and on any difference where the op is exact."""
+    """Largest |actual - expected| over the tolerance's bound; infinity on a NaN, on infinities that differ and on any
+    difference where the op is exact."""
     a, e = actual.astype(np.float64), expected.astype(np.float64)
     finite = np.isfinite(e)
     if not np.array_equal(np.isfinite(a), finite) or not np.array_equal(a[~finite], e[~finite], equal_nan=True):
@@ -86,5 +86,4 @@ def error_ratio(actual: Array, expected: Array, tolerance: Tolerance) -> float:
     difference = np.abs(a[finite] - e[finite])
     if tolerance == EXACT:
         return float("inf") if difference.any() else 0.0
-    bound = tolerance.atol * np.abs(e[finite]).max() + tolerance.rtol * np.abs(e[finite])
-    return float((difference / np.maximum(bound, 1e-30)).max())
+    return float((difference / np.maximum(tolerance.allowed(e[finite]), 1e-30)).max())

@@ -61,5 +61,5 @@ NORMED_LOGITS = Op(
     constants=NORMED_LINEAR.constants,
     reference=reference,
     # Of two columns that are almost equal either may be the largest: which of 16, only its bits tell.
-    tolerance={**NORMED_LINEAR.tolerance, "i32": Tolerance(0.0, OF - 1)},
+    tolerance={**NORMED_LINEAR.tolerance, "i32": Tolerance(0.0, 0.0, apart=OF - 1)},
 )

@@ -54,11 +54,17 @@ class Tolerance:
     """Elements may differ from the reference by `atol + rtol * |reference|`, by output dtype.
 
     `atol` is relative to the largest magnitude of the reference's output: an absolute bound alone
-    would mean nothing for outputs of another scale.
+    would mean nothing for outputs of another scale. `apart` is absolute, for ids, which have none.
     """
 
     rtol: float
     atol: float
+    apart: float = 0.0
+
+    def allowed(self, expected: Any) -> Any:
+        """By how much what is computed may differ from finite reference values."""
+        size = abs(expected)
+        return self.atol * size.max() + self.rtol * size + self.apart
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from atlas.debug.compare import compare, error_ratio
 from atlas.errors import AtlasError, CheckpointError, ConfigError
 from atlas.ops import OPS
 from atlas.ops.adjust_logits import ADJUST_MASK
+from atlas.ops.normed_logits import NORMED_LOGITS
 from atlas.ops.op import BF16, EXACT, Op
 from atlas.runtime import host
 from atlas.runtime.runner import Runner, RunnerOptions
@@ -125,6 +126,14 @@ def test_the_error_measure_sees_every_kind_of_difference() -> None:
     assert error_ratio(np.array([np.inf, 1]), np.array([-np.inf, 1]), BF16) == float("inf")
     assert error_ratio(np.array([-np.inf, 1]), np.array([-np.inf, 1]), BF16) == 0.0
     assert error_ratio(one * (1 + BF16.rtol * 2), one, BF16) > 1.0
+
+
+def test_an_id_of_another_group_is_an_error() -> None:
+    """Known failure: the bound grew with the vocabulary, and no id was ever wrong."""
+    ids = np.array([5, 319, 128000], np.float32)
+    tolerance = NORMED_LOGITS.bound("i32", {})
+    one_off = ids + np.float32([0, 16, 0])
+    assert error_ratio(ids + 15, ids, tolerance) == 1.0 < error_ratio(one_off, ids, tolerance)
 
 
 @pytest.mark.parametrize(
