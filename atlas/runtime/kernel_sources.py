@@ -114,14 +114,25 @@ def _data_wheels(fix: str) -> Iterator[Source]:
 
 
 def _cached(shape_hash: str | None, quant: str | None) -> list[Path]:
-    """Packs in the cache for a shape and quant, whatever core ABI their names say: an old one is worth a message."""
+    """Packs in the cache for a shape and quant, the newest first: what has just been built goes before one of the same
+    model by an older Atlas, whose kernels may be others. Whatever core ABI their names say: an old one is worth a
+    message."""
     if not (cache_root() / CACHE_FOLDER).exists():
         return []
     folder = cache_folder()
     if folder is None:
         return []
     wanted = [f"-{part}-" for part in (shape_hash, quant) if part is not None]
-    return sorted(f for f in folder.glob("*" + pack.SUFFIX) if all(part in f.name for part in wanted))
+    found = [f for f in folder.iterdir() if f.suffix == pack.SUFFIX and all(part in f.name for part in wanted)]
+    return sorted(found, key=lambda file: (-_written(file), file.name))
+
+
+def _written(file: Path) -> int:
+    """When, in ns; 0 for one that is gone, which opening it says better."""
+    try:
+        return file.lstat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def cache_folder() -> Path | None:

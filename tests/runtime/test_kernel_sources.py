@@ -96,7 +96,22 @@ def test_packs_with_different_kernels_stand_beside_each_other() -> None:
     assert name(dataclasses.replace(second, source="edited.cu"), first) == name(first, second)  # made anew
     mine = store()
     (mine.parent / other).write_bytes(packed())
-    assert labels() == ["embedded", *sorted(f"cache {path}" for path in (mine, mine.parent / other))]
+    assert set(labels()) == {"embedded", f"cache {mine}", f"cache {mine.parent / other}"}
+
+
+def test_the_newest_pack_of_the_cache_comes_first() -> None:
+    """Or one that an older Atlas made, with other kernels, would hide one that has just been built."""
+    path = store()
+    others = [path.with_name(f"h200-{SHAPE}-bf16-{digit * 8}-{pack.CORE_ABI}{pack.SUFFIX}") for digit in "0f"]
+    for order in ([*others, path], [path, *others[::-1]]):
+        for age, file in enumerate(order):
+            file.write_bytes(packed())
+            os.utime(file, ns=(0, (9 - age) * 10**9))
+        gone = path.with_name(f"h200-{SHAPE}-bf16-gone{pack.SUFFIX}")
+        gone.unlink(missing_ok=True)
+        gone.symlink_to(path.parent / "nowhere")
+        os.utime(gone, ns=(0, 0), follow_symlinks=False)
+        assert labels() == ["embedded", *(f"cache {file}" for file in [*order, gone])]
 
 
 def test_looking_makes_no_cache_and_making_one_makes_it_private(cache: Path) -> None:
