@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import re
 import sys
 import time
@@ -36,8 +37,8 @@ class Work:
     """What launches of one kind did in one step.
 
     seconds: the lower quartile of the repeats, barriers included.  bytes: read and written once, caches as far as they
-    are seen.  operations: multiplications and additions of linears and attention; 0 elsewhere.  added: seconds by which
-    they make the step longer, where launches overlap (on a GPU).
+    are seen.  operations: multiplications and additions of products and attention; 0 elsewhere.  added: seconds by
+    which they make the step longer, where launches overlap (on a GPU).
     """
 
     kind: str
@@ -138,8 +139,7 @@ def profile(runner: Runner, repeats: int) -> Profile:
 
 def _timed_step(runner: Runner) -> float:
     begin = time.perf_counter()
-    runner.forward()
-    runner.sample()
+    runner.collect(runner.submit())  # as a server does: `forward` would ask for log-probabilities of every row
     return time.perf_counter() - begin
 
 
@@ -171,10 +171,10 @@ def _bytes(runner: Runner, launch: Launch) -> int:
 
 
 def _operations(runner: Runner, launch: Launch) -> int:
-    constants = dict(launch.key.constants)
-    if launch.key.op.startswith("linear"):
-        rows = runner.block.symbols()[dict(launch.dims)["rows"]]
-        return 2 * rows * int(constants["n"]) * int(constants["k"])
+    constants, operands = dict(launch.key.constants), dict(launch.operands)
+    shape = runner.buffers[operands["weight"]].shape if "weight" in operands else ()
+    if len(shape) == 2:  # a product, whatever is one with it
+        return 2 * runner.block.symbols()[dict(launch.dims)["rows"]] * math.prod(map(int, shape))
     if launch.key.op in ATTENTION:
         pairs = _seen(runner, int(constants.get("window", 0)))[1]
         return 4 * pairs * int(constants["n_heads"]) * int(constants["head_dim"])

@@ -10,6 +10,7 @@ from atlas.runtime import core
 from atlas.runtime.runner import Runner, RunnerOptions
 from atlas.weights import open_checkpoint
 from tests import tiny_model
+from tests.models import run
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,18 @@ def test_work_is_counted_by_kind(folder) -> None:
     assert attention.bytes == 2 * (cache + q_and_out + indices)
     assert kinds["linear lm_head"].operations == 2 * 2 * 320 * 64  # rows of logits, not of the step
     assert all(work.seconds > 0 for work in found.work) and found.step_seconds > 0
+    assert (runner.block.logit_n_top[:2] == -1).all()  # the whole step, too, was one that asks for no log-probabilities
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_fused_products_are_counted(folder, rows: int) -> None:
+    """A GPU's programs multiply and add as often, in fewer launches."""
+    found = []
+    for kind in ("cpu", "cuda"):
+        runner = run.load(folder, "reference", "f32", max_seqs=2, max_rows=16, programs=kind)
+        profile.fill_step(runner, 2, rows, 20)
+        found.append(profile.cost(runner)[1])
+    assert found[0] == found[1] > 0
 
 
 def test_the_table_names_every_kind_with_its_share(folder) -> None:
