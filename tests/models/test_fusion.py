@@ -174,6 +174,7 @@ def test_requests_of_every_kind_get_their_logits_in_one_batch(tmp_path: Path) ->
     )
     for programs in ("cpu", "cuda"):
         engine = Engine(run.load(folder, "reference", "f32", max_rows=64, max_seqs=8, programs=programs))
+        assert (engine.runner.forward_program.launches[-1].key.op == "normed_logits") == (programs == "cuda")
         tokens: dict[str, list[int]] = {}
         reports: dict[str, list[float]] = {}
         for i, kind in enumerate(kinds):
