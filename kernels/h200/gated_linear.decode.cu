@@ -2,6 +2,8 @@
 [launch]
 grid = ["multiprocessors - PAIRS * (multiprocessors - RANGES)", 1, 1]
 block = "288 + min(1, max_rows // 128) * (TOGETHER - 1) * 96"
+# As in linear.decode.cu; few rows of pairs have room for eight tiles, all of a range of
+# Qwen3-0.6B's, with 32 rows and what the other sends.
 shared = "(130 + PAIRS * 44 + min(1, max_rows // 64) * (86 - PAIRS * 44)) * 1024"
 pdl = true
 cluster = "1 + PAIRS * min(1, 128 // max_rows)"

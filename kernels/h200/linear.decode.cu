@@ -38,7 +38,8 @@ EVEN = "max(FITS, min(1, 10 * BLOCKS * EACH // (7 * multiprocessors)))"
 PAIRS = "EVEN * (1 - EACH % 2)"
 # Thread blocks of a cluster.
 WAYS = "1 + PAIRS * min(1, 128 // max_rows) * (1 + FITS * (SIZE - 2))"
-# KB of shared memory: up to 32 rows LEAST, or all of a range and what the cluster's others send.
+# KB of shared memory: up to 32 rows LEAST, or all of a range and what the cluster's others send
+# (in fp8, whose slots have scales, too, of eight tiles all but one).
 LEAST = 130
 MANY = "min(1, max_rows // 64)"
 SENT = "(WAYS - 1) * ceil_div(max_rows, 8 * WAYS) * 4"
@@ -56,7 +57,7 @@ weight = "tiles"
 // row-major, f32 or bf16; bias [n] f32 or none. Weights are wgmma's A, 128 rows a thread block, and
 // rows of x its N, so that no part of an instruction is spent on rows that are not there.
 //
-// Split of work: every multiprocessor has one thread block and an equal range of the stream of
+// Split of work: a multiprocessor has one thread block, with an equal range of the stream of
 // weights (decode_product.cuh). Column blocks that lie within a range are stored from registers,
 // those that several ranges have a part of go through scratch (shared_sums.cuh). Where whole ranges
 // of each column block leave few multiprocessors idle, ranges end with them: fewer parts to add up.

@@ -303,6 +303,9 @@ class DecodeProduct {
     return {at + block * kBlockStride, reinterpret_cast<const float*>(at + kWeightBytes),
             at + kTokensAt};
   }
+  // Without a __syncwarp(): matrix instructions keep lanes together from the wait for the slot on
+  // (in SASS, too, of f8, nvfp4 and i4g32b), so lane 0 arrives behind the loads of all. A compiler
+  // that lets them part here needs one.
   __device__ void release(int i) {
     if (threadIdx.x % 32 == 0) empty_[i].arrive();
   }

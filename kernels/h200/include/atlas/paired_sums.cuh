@@ -3,7 +3,8 @@
 // sends the others its sums of the rest. Less is left for scratch (shared_sums.cuh), or nothing.
 // Two by two, then pair by pair: the order in which parts in scratch are added up.
 //
-// Nobody waits for memory to send into: it has no other use.
+// Nobody waits for memory to send into: it has no other use, and a block has one group in one pass.
+// Nor at the end: a block stays until it has all that is sent to it, so no store comes too late.
 #pragma once
 
 #include "atlas/cluster.cuh"
@@ -23,7 +24,7 @@ class PairedSums {
   static constexpr int kBytes = Split::kTrades ? kGot + 16 : 0;
 
   PairedSums() = default;  // of a block that does not trade
-  // Every thread makes one, before the product.
+  // Every thread makes one, before the product, whose constructor lets the others see the barrier.
   __device__ explicit PairedSums(unsigned char* at)
       : got_(reinterpret_cast<float4*>(at)), barrier_(reinterpret_cast<Barrier*>(at + kGot)) {
     if (!Split::kTrades || threadIdx.x != 0) return;

@@ -1,5 +1,6 @@
 // Factors of a step's rows in products of rows that are yet to be divided by their root mean square
-// (ops normed_linear, normed_gated_linear): finished sums are multiplied by them.
+// (ops normed_linear, normed_gated_linear, normed_qkv_append, normed_logits): finished sums are
+// multiplied by them.
 #pragma once
 
 #include "atlas/mbarrier.cuh"
@@ -19,7 +20,7 @@ class RowFactors {
   static constexpr int kLanes = 8, kAtOnce = kThreads / kLanes;
   static constexpr int kTurns = (kRows + kAtOnce - 1) / kAtOnce;
   static constexpr int kOfLane = (kShares + kLanes - 1) / kLanes;
-  // In registers while weights stream.
+  // In registers while weights stream: up to 128 rows of 4,096 columns. More are added up at once.
   static constexpr int kHeld = kTurns * kOfLane;
   static constexpr bool kLate = kHeld <= 16;
   static_assert(kRows % (32 / kLanes) == 0, "a warp has whole rows or none");

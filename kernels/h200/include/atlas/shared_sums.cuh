@@ -15,7 +15,8 @@
 // cluster does that without scratch (paired_sums.cuh): of two, and the pairs are what meets here,
 // or of all of a group's, and nothing does.
 //
-// Thread blocks wait for one another, so all must be resident: a launch has one per multiprocessor.
+// Thread blocks wait for one another, so all must be resident: a launch has at most one per
+// multiprocessor, and whoever loads it sees that its clusters have room.
 #pragma once
 
 #include "atlas/paired_sums.cuh"
@@ -48,7 +49,7 @@ class SharedSums {
   // What else the range's first group needs of eight tokens, asked for once inputs are there: when
   // the last slot is summed, the next launch's blocks stream weights, and it takes longer to come
   // than the parts do (Llama-3-8B's 32 layers in nvfp4 on an H200, rows' factors added up late as
-  // well: -17 to -26 us at 1 row, -8 to -22 at 8).
+  // well: -17 to -26 us at 1 row, -8 to -22 at 8). Blocks that will give nothing ask, too.
   template <class Give>
   __device__ static auto early(const Give& give) {
     if constexpr (!kHolds) {
