@@ -16,7 +16,8 @@ from atlas.weights import open_checkpoint
 from tests import tiny_model
 
 MODES = [(1, 0), (0, 4), (1, 4), (2, 4)]
-"""(steps ahead, rows of a decode step): what a backend with its own clock, or with phases, makes of the engine."""
+"""(steps ahead, rows of a decode step): what a backend with its own clock, or with phases, makes of the engine. With
+phases go the programs of such a backend, whose greedy rows leave no logits."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make(model: Path, ahead: int, decode_rows: int, **options: object) -> Engine:
     with open_checkpoint(model) as checkpoint:
         runner = Runner.load(
-            checkpoint, RunnerOptions(backend="reference", quant="f32", **{"max_seqs": 8, "max_rows": 24, **options})
+            checkpoint,
+            RunnerOptions(
+                backend="reference",
+                quant="f32",
+                programs="cuda" if decode_rows else "",
+                **{"max_seqs": 8, "max_rows": 24, **options},
+            ),
         )
     runner.work_ahead(ahead)
     runner.decode_rows = decode_rows
