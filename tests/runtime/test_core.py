@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from atlas.build import manifest
 from atlas.errors import AtlasError, BuildError, DeviceError
 from atlas.runtime import core
+from atlas.runtime.program import KernelKey, Launch
 from atlas.runtime.step import HEADER_WORDS, PHASE_DECODE, PHASE_PREFILL, PHASE_WORD, STEP_VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,6 +111,24 @@ def test_a_launch_that_cannot_run_is_refused_at_load(
 ) -> None:
     with pytest.raises(DeviceError, match=message):
         backend._core.load([launch(**change)])
+
+
+def test_a_kernel_gets_its_arguments_as_the_words_of_their_types() -> None:
+    """In the order in which it declares them, not in the contract's."""
+    key = KernelKey("residual_add", (), (("hidden", 576), ("scale", 0.1)))
+    launched = Launch("layers.0.add", key, (), (("rows", "n_rows"),))
+    plan = SimpleNamespace(offsets={})
+
+    def words(*names: str) -> list[int]:
+        kernel = manifest.KernelVariant(arguments=names)
+        entry = manifest.KernelEntry("residual_add", "residual_add", "", {}, variants=(kernel,))
+        (variant,) = core._variants(launched, entry, plan)  # type: ignore[arg-type]
+        return list(variant["arguments"])
+
+    assert words() == [] and words("hidden") == [576]
+    assert words("scale", "hidden") == [0x3DCCCCCD, 576]  # 0.1 rounded to fp32
+    with pytest.raises(BuildError, match="kernel residual_add: takes a constant 'eps'; accepted: hidden, scale"):
+        words("eps")
 
 
 def test_another_step_version_is_refused(backend: core.CoreBackend) -> None:
