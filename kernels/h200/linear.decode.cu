@@ -21,7 +21,9 @@ bytes = "multiprocessors * 2 * 512 * max_rows"
 BLOCKS = "ceil_div(n, 128)"
 TILES = "ceil_div(k, 128 // max(1, size_x))"
 # Ranges of a row block, 2, 4 or 8, of which a cluster has all, so that all clusters find room: on
-# an H200 15 of eight or 30 of four do.
+# an H200 15 of eight or 30 of four do. Parts with as many multiprocessors differ in how they are
+# grouped: 66 pairs of them in eight groups of nine at most hold 13 or 29 at least, and a part that
+# holds fewer than a shape needs (14 or 15 row blocks, 30) refuses it when it is loaded.
 ROOM = "5 * multiprocessors // (11 * BLOCKS)"
 SIZE = "2 * min(2, ROOM) * max(1, min(2, ROOM // 2))"
 # Whether they are taken: where shared memory has all of a range, up to eight tiles. Qwen3-0.6B's 28

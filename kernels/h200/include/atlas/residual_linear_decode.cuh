@@ -320,6 +320,7 @@ struct ByToken {
   }
 };
 
+// A template, so that it is compiled only where sums are by token: nothing else fits TokenSums.
 template <class Split>
 __device__ inline void finish_by_token(const Store& store, unsigned char* scratch,
                                        const Weights& weights, const Pair& pair,
