@@ -16,27 +16,10 @@ out = { f32 = "row_major", other = "operand" }
 // gate_up [rows, 2 * intermediate] is [gate | up], f32 or bf16; out [rows, intermediate] f32, bf16
 // or f8g128 as products read it. One thread four columns. Bytes: intermediate x 3 elements per row;
 // bound by memory latency for few rows, by bandwidth for many.
+#include "atlas/activation.cuh"
 #include "atlas/instance.h"
 #include "atlas/out_row.cuh"
 #include "atlas/pdl.cuh"
-
-namespace {
-
-static_assert(constants::activation >= 0 && constants::activation <= 2,
-              "activation is 0 (SiLU), 1 (GELU by tanh) or 2 (exact GELU)");
-
-__device__ inline float activate(float x) {
-  if constexpr (constants::activation == 0) {
-    return x / (1.0f + expf(-x));  // expf(-x) = inf gives the right limit, 0
-  } else if constexpr (constants::activation == 1) {
-    // x / 2 * (1 + tanh u) = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3).
-    return x / (1.0f + expf(-1.5957691216f * (x + 0.044715f * x * x * x)));
-  } else {
-    return 0.5f * x * erfcf(-0.707106781f * x);
-  }
-}
-
-}  // namespace
 
 ATLAS_KERNEL(const types::gate_up* gate_up, types::out* out, const int* rows) {
   using Out = atlas::OutRow<constants::intermediate>;
@@ -50,6 +33,6 @@ ATLAS_KERNEL(const types::gate_up* gate_up, types::out* out, const int* rows) {
   atlas::load_quad<constants::intermediate>(gates, quad, gate);
   atlas::load_quad<constants::intermediate>(gates + constants::intermediate, quad, up[0]);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) up[0][i] *= activate(gate[i]);
+  for (int i = 0; i < 4; ++i) up[0][i] *= atlas::activate<constants::activation>(gate[i]);
   Out(out, row).store<1, 1>(quad, up);
 }

@@ -20,8 +20,7 @@ constexpr int kBlockColumns = atlas::kTileRows / 2;
 constexpr int kBlocks = ceil_div(kColumns, kBlockColumns);
 constexpr bool kF8Out = atlas::same_type<types::out, unsigned char>;
 template <class Weights>
-using SplitOf = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES,
-                                   (launch::cluster > 1), launch::cluster>;
+using SplitOf = atlas::InstanceSplit<Weights, kBlocks, kTiles, (launch::cluster > 1)>;
 // Whether a thread has tokens rather than weight rows (decode_weights.cuh): of whole groups, whose
 // sums nobody else has a part of, and in bf16 of row blocks that a pair of thread blocks has.
 #ifdef ATLAS_FOUR_BIT

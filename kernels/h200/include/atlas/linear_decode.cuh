@@ -17,8 +17,7 @@ constexpr int kColumns = constants::n, kTiles = ceil_div(constants::k, atlas::kT
 using Weights = atlas::InstanceWeights<kTiles>;
 constexpr int kN = Weights::kTokens, kTogether = Weights::kTogether;
 constexpr int kBlocks = ceil_div(kColumns, atlas::kTileRows);
-using Split = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES,
-                                 knobs::PAIRS != 0, launch::cluster>;
+using Split = atlas::InstanceSplit<Weights, kBlocks, kTiles, knobs::PAIRS != 0>;
 #ifdef ATLAS_TYPE_SQUARES_F32
 using Factors = atlas::RowFactors<launch::max_rows, ceil_div(constants::k, atlas::kTileRows),
                                   Weights::kSides * atlas::kConsumers>;

@@ -19,17 +19,10 @@ constexpr int kColumns = (kQHeads + 2 * kKvHeads) * kHeadDim;
 constexpr int kTiles = ceil_div(constants::k, atlas::kTileColumns);
 constexpr int kBlocks = ceil_div(kColumns, atlas::kTileRows);
 template <class Weights>
-using SplitOf = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES,
-                                   knobs::PAIRS != 0, launch::cluster>;
-// Whether a thread has tokens rather than weight rows: of 128 tokens, of row blocks that one or two
-// pairs of thread blocks have, and that are a head each.
-#ifdef ATLAS_FOUR_BIT
-constexpr bool kByToken = false;
-#else
-using SplitByRow = SplitOf<atlas::InstanceWeights<kTiles> >;
-constexpr bool kByToken = atlas::kTokens == 128 && SplitByRow::kWays == 2 &&
-                          SplitByRow::kEach <= 4 && kHeadDim == atlas::kTileRows;
-#endif
+using SplitOf = atlas::InstanceSplit<Weights, kBlocks, kTiles, knobs::PAIRS != 0>;
+// Whether a thread has tokens rather than weight rows: of row blocks that are a head each.
+constexpr bool kByToken = atlas::kAlsoByToken && kHeadDim == atlas::kTileRows &&
+                          atlas::kFitsTokenSums<SplitOf<atlas::InstanceWeights<kTiles> > >;
 using Weights = atlas::InstanceWeights<kTiles, kByToken>;
 constexpr int kN = Weights::kTokens;
 using Split = SplitOf<Weights>;
@@ -59,6 +52,11 @@ constexpr int kRest = kExchange + Factors::kBytes;
 using Product = atlas::DecodeProduct<Split, launch::shared, kRest + Pair::kBytes>;
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
+
+// What a head's elements are multiplied by, of the sum of their squares.
+__device__ inline float norm_factor(float squares) {
+  return 1.0f / sqrtf(fmaf(squares, 1.0f / static_cast<float>(kHeadDim), constants::eps));
+}
 
 // Norms, turns and stores finished sums. Of two warps whose columns turn together each takes one of
 // every two tokens: a thread has columns c and c + kHalf of a token, for two c.
@@ -185,8 +183,7 @@ struct Store {
           float square = mine[0];
 #pragma unroll
           for (int w = 1; w < kHeadWarps; ++w) square += mine[w];
-          const float factor =
-              1.0f / sqrtf(fmaf(square, 1.0f / static_cast<float>(kHeadDim), constants::eps));
+          const float factor = norm_factor(square);
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             low[i] = low[i] * factor * fetched.norm[i][0];
@@ -331,8 +328,7 @@ struct ByToken {
       part += __shfl_xor_sync(0xFFFFFFFFu, part, 2);
       square = w == 0 ? part : square + part;
     }
-    const float factor =
-        1.0f / sqrtf(fmaf(square, 1.0f / static_cast<float>(kHeadDim), constants::eps));
+    const float factor = norm_factor(square);
 #pragma unroll
     for (int j = 0; j < kEights; ++j) {
       const float2 by = *reinterpret_cast<const float2*>(weight + Sums::column(j));

@@ -15,17 +15,10 @@ using atlas::ceil_div;
 constexpr int kColumns = constants::n, kTiles = ceil_div(constants::k, atlas::kTileColumns);
 constexpr int kBlocks = ceil_div(kColumns, atlas::kTileRows);
 template <class Weights>
-using SplitOf = atlas::DecodeSplit<Weights, atlas::kPasses, kBlocks, kTiles, knobs::RANGES,
-                                   knobs::PAIRS != 0, launch::cluster>;
-// Whether a thread has tokens rather than weight rows: of 128 tokens, and of row blocks that one or
-// two pairs of thread blocks have.
-#ifdef ATLAS_FOUR_BIT
-constexpr bool kByToken = false;
-#else
-using SplitByRow = SplitOf<atlas::InstanceWeights<kTiles> >;
-constexpr bool kByToken = atlas::kTokens == 128 && SplitByRow::kWays == 2 &&
-                          SplitByRow::kEach <= 4 && kColumns % atlas::kTileRows == 0;
-#endif
+using SplitOf = atlas::InstanceSplit<Weights, kBlocks, kTiles, knobs::PAIRS != 0>;
+// Whether a thread has tokens rather than weight rows: of whole row blocks.
+constexpr bool kByToken = atlas::kAlsoByToken && kColumns % atlas::kTileRows == 0 &&
+                          atlas::kFitsTokenSums<SplitOf<atlas::InstanceWeights<kTiles> > >;
 using Weights = atlas::InstanceWeights<kTiles, kByToken>;
 constexpr int kN = Weights::kTokens;
 using Split = SplitOf<Weights>;

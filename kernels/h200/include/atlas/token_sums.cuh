@@ -14,13 +14,16 @@
 
 namespace atlas {
 
+// What they are for: 128 tokens, row blocks of one or two pairs.
+template <class Split>
+constexpr bool kFitsTokenSums = Split::kN == 128 && Split::kWays == 2 && Split::kEach <= 4;
+
 template <class Split>
 struct TokenSums {
   using Sums = SharedSums<Split>;
   static constexpr int kN = Split::kN, kEights = kTileRows / 8, kQuads = kN / 16;
   static constexpr int kScaleBytes = kTileRows * 4;
-  static_assert(Split::kWays == 2 && Split::kEach <= 4 && kN == 128,
-                "one or two pairs, 128 tokens");
+  static_assert(kFitsTokenSums<Split>, "one or two pairs, 128 tokens");
 
   // This warp's eight, whether it gives it, the token of a lane, and the lane's columns 8 j + 2 t
   // of a row block.
