@@ -14,10 +14,7 @@ from atlas.ops.op import Arrays, Constants, Op
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
     """out = act(x Wg^T / rms + bg) * (x Wu^T / rms + bu), rms = sqrt(sum_b squares[r, b]), as op gated_linear."""
     rows = dims["rows"]
-    sums = normed_product(arrays, rows)
-    if "bias" in arrays:
-        sums += arrays["bias"]
-    gate, up = np.split(sums, 2, axis=-1)
+    gate, up = np.split(normed_product(arrays, rows), 2, axis=-1)
     arrays["out"][:rows] = activate(gate, int(constants["activation"])) * up
 
 

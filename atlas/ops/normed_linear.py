@@ -15,18 +15,16 @@ SQUARES = Operand("squares", ("rows", f"ceil_div(k, {SHARE})"), ("f32",))
 
 
 def normed_product(arrays: Arrays, rows: int) -> Any:
-    """The sums of rows of x with weight, over each row's root mean square; fp32."""
+    """The sums of rows of x with weight, over each row's root mean square, and the bias, if there is one; fp32."""
     sums = product(arrays["x"][:rows].astype(np.float32), arrays["weight"])
-    return sums / np.sqrt(arrays["squares"][:rows].sum(-1, keepdims=True))
+    sums = sums / np.sqrt(arrays["squares"][:rows].sum(-1, keepdims=True))
+    return sums + arrays["bias"] if "bias" in arrays else sums
 
 
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
     """out[r, n] = sum_k x[r, k] * weight[n, k] / sqrt(sum_b squares[r, b]) + bias[n], as op linear otherwise."""
     out, rows = arrays["out"], dims["rows"]
-    sums = normed_product(arrays, rows)
-    if "bias" in arrays:
-        sums += arrays["bias"]
-    out[:rows] = sums.astype(out.dtype)
+    out[:rows] = normed_product(arrays, rows).astype(out.dtype)
 
 
 NORMED_LINEAR = Op(

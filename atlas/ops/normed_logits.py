@@ -32,10 +32,7 @@ def kept_rows(arrays: Arrays, rows: int) -> Any:
 def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> None:
     """out[r] as normed_linear leaves it, of rows as above; largest and largest_id of all rows."""
     rows = dims["rows"]
-    logits = normed_product(arrays, rows)
-    if "bias" in arrays:
-        logits += arrays["bias"]
-    logits = logits.astype(np.float32)
+    logits = normed_product(arrays, rows).astype(np.float32)
     kept = kept_rows(arrays, rows)
     arrays["out"][:rows][kept] = logits[kept]
     arrays["largest"][:rows], arrays["largest_id"][:rows] = largest_of(logits)

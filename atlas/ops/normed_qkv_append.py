@@ -17,12 +17,10 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
     turns, places: of the rows, as op rope_rows leaves them.
     """
     rows = dims["rows"]
-    sums = normed_product(arrays, rows)
-    if "bias" in arrays:
-        sums += arrays["bias"]
+    qkv = normed_product(arrays, rows).astype(np.float32)
     turns, places = arrays["turns"][:rows], arrays["places"][:rows]
     turn, place = (turns[..., 0], turns[..., 1]), (places // KV_BLOCK_SIZE, places % KV_BLOCK_SIZE)
-    append(arrays, sums.astype(np.float32), turn, place, constants)
+    append(arrays, qkv, turn, place, constants)
 
 
 _HEADS = "(n_heads + 2 * n_kv_heads) * head_dim"

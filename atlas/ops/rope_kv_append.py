@@ -20,22 +20,21 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
     `rope_scale`. The elements after them stay as they are.
     """
     rows = dims["rows"]
+    append(arrays, arrays["qkv"][:rows].astype(np.float32), *turns_and_places(arrays, rows, constants), constants)
+
+
+def turns_and_places(arrays: Arrays, rows: int, constants: Constants) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Cosines and sines [rows, rotary_dim / 2] of rows, and their blocks and slots there."""
     position, sequence = arrays["row_position"][:rows].astype(np.int64), arrays["row_seq"][:rows]
-    cos, sin = turns(position, arrays["inv_freq"][arrays["seq_rope"][sequence]], float(constants["rope_scale"]))
+    angle = position.astype(np.float32)[:, None] * arrays["inv_freq"][arrays["seq_rope"][sequence]]
+    scale = np.float32(constants["rope_scale"])
     block = arrays["block_table"][sequence, position // KV_BLOCK_SIZE]
-    append(arrays, arrays["qkv"][:rows].astype(np.float32), (cos, sin), (block, position % KV_BLOCK_SIZE), constants)
-
-
-def turns(position: Any, inv_freq: Any, rope_scale: float) -> tuple[Any, Any]:
-    """Cosines and sines [rows, rotary_dim / 2] of rows at positions, whose frequencies are given row by row."""
-    angle = position.astype(np.float32)[:, None] * inv_freq
-    scale = np.float32(rope_scale)
-    return np.cos(angle) * scale, np.sin(angle) * scale
+    return (np.cos(angle) * scale, np.sin(angle) * scale), (block, position % KV_BLOCK_SIZE)
 
 
 def append(arrays: Arrays, qkv: Any, turn: tuple[Any, Any], place: tuple[Any, Any], constants: Constants) -> None:
-    """Norms and turns rows of qkv (fp32), writes q_out and the caches. turn: as `turns` gives it. place: each row's
-    block and its slot there."""
+    """Norms and turns rows of qkv (fp32), writes q_out and the caches. turn, place: of each row, as
+    `turns_and_places` gives them."""
     rows, n_heads = len(qkv), int(constants["n_heads"])
     n_kv_heads, head_dim = int(constants["n_kv_heads"]), int(constants["head_dim"])
     rotary_dim = int(constants["rotary_dim"])

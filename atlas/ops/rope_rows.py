@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from atlas.ops.lazy import np
 from atlas.ops.op import Arrays, Constants, Op, Operand, Tolerance
-from atlas.ops.rope_kv_append import turns
+from atlas.ops.rope_kv_append import turns_and_places
 from atlas.targets.shape import KV_BLOCK_SIZE
 
 
@@ -16,11 +16,9 @@ def reference(arrays: Arrays, dims: Mapping[str, int], constants: Constants) -> 
     places[r] = block_table[seq, position // 16] * 16 + position % 16.
     """
     rows = dims["rows"]
-    position, sequence = arrays["row_position"][:rows].astype(np.int64), arrays["row_seq"][:rows]
-    frequencies = arrays["inv_freq"][arrays["seq_rope"][sequence]]
-    arrays["turns"][:rows] = np.stack(turns(position, frequencies, float(constants["rope_scale"])), axis=-1)
-    block = arrays["block_table"][sequence, position // KV_BLOCK_SIZE]
-    arrays["places"][:rows] = block * KV_BLOCK_SIZE + position % KV_BLOCK_SIZE
+    turn, (block, slot) = turns_and_places(arrays, rows, constants)
+    arrays["turns"][:rows] = np.stack(turn, axis=-1)
+    arrays["places"][:rows] = block * KV_BLOCK_SIZE + slot
 
 
 ROPE_ROWS = Op(
