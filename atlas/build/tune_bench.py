@@ -16,21 +16,13 @@ from atlas.runtime import memory_plan
 from atlas.runtime.backend import Array, Backend
 from atlas.runtime.memory_plan import MemoryPlan
 from atlas.runtime.program import KernelKey, Recorder, StepPrograms
-from atlas.runtime.step import Limits, StepBlock
+from atlas.runtime.step import SYMBOL_OF_DIM, Limits, StepBlock
 from atlas.targets import formats
 from atlas.targets.expression import evaluate
 from atlas.targets.shape import KV_BLOCK_SIZE
 from atlas.weights.layouts import LAYOUTS
 from atlas.weights.quantized import BlockArray
 
-SYMBOLS = {
-    "rows": "n_rows",
-    "seqs": "n_seqs",
-    "logits": "n_logits",
-    "max_blocks": "max_blocks",
-    "blocks": "n_blocks",
-    "slots": "n_slots",
-}
 PER_ROW = ("rows", "seqs", "logits")
 """Dims that a case sets to its number of rows."""
 ROTATES = {"linear": "weight", "gated_linear": "weight", "paged_attention": "block_table"}
@@ -68,7 +60,7 @@ def plan(key: KernelKey, rows: int, layouts: Mapping[str, str], phase: int, scra
     n = rows + SPARE
     limits = Limits(n_rows=n, n_seqs=n, n_logits=n, max_blocks=max_blocks, n_blocks=rows * max_blocks, n_slots=1)
     names = {name: value for name, value in key.constants if isinstance(value, int)}
-    dims = {dim: limits.symbols()[SYMBOLS[dim]] for dim in contract.dims}
+    dims = {dim: limits.symbols()[SYMBOL_OF_DIM[dim]] for dim in contract.dims}
     dtypes = dict(key.dtypes)
     physical: dict[str, int] = {}
     recorder = Recorder()
@@ -85,8 +77,8 @@ def plan(key: KernelKey, rows: int, layouts: Mapping[str, str], phase: int, scra
     buffers: dict[str, list[str]] = {}
     for operand in operands:
         extents = tuple(
-            SYMBOLS[e]
-            if isinstance(e, str) and e in SYMBOLS and e in contract.dims
+            SYMBOL_OF_DIM[e]
+            if isinstance(e, str) and e in SYMBOL_OF_DIM and e in contract.dims
             else evaluate(e, names, operand.name)
             for e in operand.shape
         )
@@ -101,7 +93,7 @@ def plan(key: KernelKey, rows: int, layouts: Mapping[str, str], phase: int, scra
             key.op,
             f"{key.op}.{i}",
             {name: own[i % len(own)] for name, own in buffers.items()},
-            {dim: SYMBOLS[dim] for dim in contract.dims},
+            {dim: SYMBOL_OF_DIM[dim] for dim in contract.dims},
             dict(key.constants),
         )
     recorder.begin("sample")
@@ -135,7 +127,7 @@ def fill(backend: Backend, bench: Bench, rows: int) -> None:
             backend.write(bench.plan.offsets[f"{name}.{i}"], packed)
         if operand.mode == "inout":
             bench.inout[name] = np.array(packed)
-    dims = {dim: rows if dim in PER_ROW else symbols[SYMBOLS[dim]] for dim in contract.dims}
+    dims = {dim: rows if dim in PER_ROW else symbols[SYMBOL_OF_DIM[dim]] for dim in contract.dims}
     contract.reference(arrays, dims, dict(bench.key.constants))
     bench.arrays = arrays
 

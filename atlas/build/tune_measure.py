@@ -24,9 +24,10 @@ from atlas.build.manifest import KernelEntry
 from atlas.build.tune import CASES, key_of
 from atlas.build.tune_bench import Bench
 from atlas.build.tune_inputs import CONTEXT
+from atlas.debug.compare import error_ratio
 from atlas.errors import AtlasError, BuildError, DeviceError
 from atlas.ops import OPS
-from atlas.ops.op import EXACT, Tolerance
+from atlas.ops.op import EXACT
 from atlas.runtime import core, memory_plan
 from atlas.runtime.backend import Array, Backend, BoundProgram
 from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL, StepBlock, offsets
@@ -238,17 +239,6 @@ def _bytes(array: Any) -> Any:
     if isinstance(array, BlockArray):
         return array.raw
     return array.reshape(len(array), -1).view(np.uint8)
-
-
-def error_ratio(actual: Array, expected: Array, tolerance: Tolerance) -> float:
-    """Largest difference as a fraction of the tolerance; infinity where one is not finite and the other is."""
-    a, e = actual.astype(np.float64), expected.astype(np.float64)
-    if not (np.isfinite(a) == np.isfinite(e)).all():
-        return math.inf
-    difference = np.abs(a - e)
-    if tolerance == EXACT:
-        return math.inf if difference.any() else 0.0
-    return float((difference / np.maximum(tolerance.allowed(e), 1e-30)).max())
 
 
 def _time(backend: Backend, handle: int, launches: int) -> float:

@@ -34,6 +34,9 @@ LIMITS = ("max_blocks", "n_blocks", "n_slots")
 SYMBOLS = (*COUNTS, *LIMITS)
 """All symbolic dims of a program. Symbol i stands in word i + 1 of the header, after the version."""
 
+SYMBOL_OF_DIM = {symbol.removeprefix("n_"): symbol for symbol in SYMBOLS}
+"""What an op's run-time dims are bound to where each has the symbol of its own name."""
+
 HEADER_WORDS = 16
 
 PHASE_PREFILL, PHASE_DECODE = 0, 1

@@ -23,21 +23,12 @@ from atlas.runtime import memory_plan
 from atlas.runtime.backend import Backend, BoundProgram
 from atlas.runtime.dtypes import NUMPY
 from atlas.runtime.program import KernelKey, Recorder, StepPrograms
-from atlas.runtime.step import PHASE_PREFILL, SYMBOLS, Limits, StepBlock, offsets
+from atlas.runtime.step import PHASE_PREFILL, SYMBOL_OF_DIM, SYMBOLS, Limits, StepBlock, offsets
 from atlas.targets import formats
 from atlas.targets.expression import evaluate
 from atlas.targets.formats import FORMATS
 from atlas.weights.layouts import LAYOUTS, Layout
 from atlas.weights.quantized import BlockArray, to_rows
-
-SYMBOL_OF_DIM = {
-    "rows": "n_rows",
-    "seqs": "n_seqs",
-    "logits": "n_logits",
-    "max_blocks": "max_blocks",
-    "blocks": "n_blocks",
-    "slots": "n_slots",
-}
 
 SPARE = 3
 """Rows that a buffer has beyond the run-time count: they must be neither read nor written."""
