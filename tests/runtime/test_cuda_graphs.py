@@ -26,6 +26,19 @@ def played(rows, phase=PHASE_DECODE, offset=0, launches=2):
 """
 
 
+def with_model(tmp_path: Path) -> str:
+    """Code after which `runner` has a whole model on the fake driver."""
+    model = tiny_model.write(tmp_path / "model")
+    path = kernel_pack(model, tmp_path / "kernels.atlaspack")
+    return f"""
+    sys.path.insert(0, {str(ROOT)!r})
+    from pathlib import Path
+    from tests.models.run import greedy, load
+
+    runner = load(Path({str(model)!r}), "cuda", "bf16", kernel_packs=({str(path)!r},), kv_memory_bytes=1 << 20)
+    """
+
+
 def calls(log: Path, *names: str) -> list[str]:
     return [line for line in log.read_text().splitlines() if line in names]
 
@@ -235,19 +248,12 @@ def test_times_are_of_the_device(fake_driver: Path, tmp_path: Path) -> None:
 def test_after_ready_nothing_is_allocated_or_loaded(fake_driver: Path, tmp_path: Path) -> None:
     """A whole model: the driver's calls from the first step after ready on."""
     made = tmp_path / "calls"
-    model = tiny_model.write(tmp_path / "model")
-    path = kernel_pack(model, tmp_path / "kernels.atlaspack")
-    code = f"""
-    sys.path.insert(0, {str(ROOT)!r})
-    from pathlib import Path
-    from tests.models.run import greedy, load
-
-    runner = load(Path({str(model)!r}), "cuda", "bf16", kernel_packs=({str(path)!r},), kv_memory_bytes=1 << 20)
+    code = """
     ready = sum(1 for _ in open(os.environ["FAKE_CUDA_CALLS"]))
     tokens = greedy(runner, [[1, 2, 3], [4, 5]], 20, 2)
     print(*map(len, tokens), *open(os.environ["FAKE_CUDA_CALLS"]).read().split()[ready:])
     """
-    status, output = run(fake_driver, code, FAKE_CUDA_CALLS=str(made))
+    status, output = run(fake_driver, with_model(tmp_path), code, FAKE_CUDA_CALLS=str(made))
     assert status == 0, output
     assert output.startswith("20 20 cu")
     allowed = {
@@ -268,25 +274,19 @@ def test_after_ready_nothing_is_allocated_or_loaded(fake_driver: Path, tmp_path:
 def test_no_request_makes_the_host_wait_for_more_than_a_step(fake_driver: Path, tmp_path: Path) -> None:
     """Masks, biases and penalties are copied in the order of the steps: nothing drains the device; graphs replay."""
     made = tmp_path / "calls"
-    model = tiny_model.write(tmp_path / "model")
-    path = kernel_pack(model, tmp_path / "kernels.atlaspack")
-    code = f"""
-    sys.path.insert(0, {str(ROOT)!r})
-    from pathlib import Path
+    code = """
     from atlas.engine.engine import Engine
     from atlas.engine.messages import SamplingParams
-    from tests.models.run import load
 
-    runner = load(Path({str(model)!r}), "cuda", "bf16", kernel_packs=({str(path)!r},), kv_memory_bytes=1 << 20)
     assert runner.ahead == 1
     ready = sum(1 for _ in open(os.environ["FAKE_CUDA_CALLS"]))
     engine = Engine(runner)
-    for name, given in {{
+    for name, given in {
         "mask": dict(min_tokens=20, stop_token_ids=(7, 8)),
-        "bias": dict(logit_bias={{5: 2.0}}),
+        "bias": dict(logit_bias={5: 2.0}),
         "penalties": dict(frequency_penalty=0.5),
         "plain": dict(),
-    }}.items():
+    }.items():
         engine.add(name, [1, 2, 3], SamplingParams(max_tokens=20, **given))
     while engine.busy:
         for output in engine.step():
@@ -294,7 +294,7 @@ def test_no_request_makes_the_host_wait_for_more_than_a_step(fake_driver: Path, 
     made = open(os.environ["FAKE_CUDA_CALLS"]).read().split()[ready:]
     print(engine.steps, made.count("cuStreamSynchronize"), made.count("cuGraphLaunch"))
     """
-    status, output = run(fake_driver, code, FAKE_CUDA_CALLS=str(made))
+    status, output = run(fake_driver, with_model(tmp_path), code, FAKE_CUDA_CALLS=str(made))
     assert status == 0, output
     assert output == "20 0 19\n", "a prompt's step and 19 of generated tokens"
 
@@ -311,15 +311,9 @@ def test_a_step_makes_the_launches_that_its_rows_ask_for(
     fake_driver: Path, tmp_path: Path, change: str, given: str, asked: str
 ) -> None:
     log = tmp_path / "log"
-    model = tiny_model.write(tmp_path / "model")
-    path = kernel_pack(model, tmp_path / "kernels.atlaspack")
     code = f"""
-    sys.path.insert(0, {str(ROOT)!r})
-    from pathlib import Path
     from atlas.debug import profile
-    from tests.models.run import load
 
-    runner = load(Path({str(model)!r}), "cuda", "bf16", kernel_packs=({str(path)!r},), kv_memory_bytes=1 << 20)
     profile.fill_step(runner, 2, 1, 0)
     {change or "pass"}
     ready = sum(1 for _ in open(os.environ["FAKE_CUDA_LOG"]))
@@ -328,30 +322,25 @@ def test_a_step_makes_the_launches_that_its_rows_ask_for(
     made = [symbols[line.split()[0]] for line in open(os.environ["FAKE_CUDA_LOG"]).read().splitlines()[ready:]]
     print(*made[made.index("adjust_logits" if "adjust_logits" in made else "sample") :])
     """
-    status, output = run(fake_driver, code, FAKE_CUDA_LOG=str(log))
+    status, output = run(fake_driver, with_model(tmp_path), code, FAKE_CUDA_LOG=str(log))
     assert status == 0, output
     assert output.splitlines()[-1] == asked, output
 
 
 def test_a_profile_says_what_each_launch_adds_to_the_step(fake_driver: Path, tmp_path: Path) -> None:
     """A kernel of the fake driver takes 0.5 ms, whatever runs beside it, and an event 0.25."""
-    model = tiny_model.write(tmp_path / "model")
-    path = kernel_pack(model, tmp_path / "kernels.atlaspack")
-    code = f"""
-    sys.path.insert(0, {str(ROOT)!r})
-    from pathlib import Path
+    code = """
     from atlas.debug import profile
-    from tests.models.run import load
 
-    runner = load(Path({str(model)!r}), "cuda", "bf16", kernel_packs=({str(path)!r},), kv_memory_bytes=1 << 20)
     profile.fill_step(runner, 1, 1, 0)
     found = profile.profile(runner, 2)
     count = sum(work.launches for work in found.work)
     alike = sum(abs(work.seconds - work.added) < 1e-9 for work in found.work)
     print(round(1e6 * (found.step_seconds - 5e-4 * count)), alike - len(found.work))
-    print("added us" in profile.table(found, {{}}))
+    print("added us" in profile.table(found, {}))
     """
-    assert run(fake_driver, code) == (0, "250 -1\nTrue\n")  # all but the first kind, which begins after an event
+    # All but the first kind, which begins after an event.
+    assert run(fake_driver, with_model(tmp_path), code) == (0, "250 -1\nTrue\n")
 
 
 @pytest.mark.parametrize(
