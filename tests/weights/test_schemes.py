@@ -328,6 +328,12 @@ LIES: list[tuple[str, Callable[[Written], Any], str]] = [
     ("fp8-block", changed("weight_scale_inv", lambda a: np.ones((2, 2), np.float32)), r"weight_scale_inv has shape"),
     ("fp8-block", stated(weight_block_size=[128]), r"weight_block_size is \[128\]"),
     ("fp8-block", stated(weight_block_size=[0, 128]), r"weight_block_size is \[0, 128\]"),
+    ("fp8-block", stated(weight_block_size=[1 << 63, 128]), r"weight_block_size is \[9223372036854775808, 128\]"),
+    ("fp8-block", stated(weight_block_size=[128, 1 << 20]), r"weight_block_size is .*; accepted: two sizes of 1 to"),
+    ("fp8-compressed-block", weights_stated(block_structure=[128, 1 << 80]), r"block_structure is \[128, 1208"),
+    ("fp8-compressed-block", weights_stated(block_structure=f"128x{1 << 63}"), r"block_structure is '128x9223"),
+    ("fp8-compressed-block", weights_stated(block_structure="128x" + "9" * 5000), r"block_structure is '128x9999"),
+    ("fp8-compressed-block", weights_stated(block_structure="128"), r"block_structure is '128'"),
     ("fp8-block", stated(weight_block_size=[32, 32]), r"weight_scale_inv has shape \[1, 1\]|has shape"),
     ("fp8-block", stated(fmt="e5m2"), r"quantization_config\.fmt is 'e5m2'; accepted: e4m3"),
     (

@@ -116,10 +116,9 @@ def _group(config: Fields) -> _Group | None:
     if strategy == "block":
         sizes = weights.get("block_structure")
         if isinstance(sizes, str):  # "128x128" in older files
-            sizes = [int(part) for part in sizes.split("x") if part.isascii() and part.isdigit()]
-        if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(x) is int and x > 0 for x in sizes):
-            raise weights.fail("block_structure", "two sizes of at least 1")
-        block = (sizes[0], sizes[1])
+            # Longer ones are too large, and int() refuses thousands of digits in words of its own.
+            sizes = [int(part[:9]) for part in sizes.split("x") if part.isascii() and part.isdigit()]
+        block = weights.block("block_structure", sizes)
     grouped = columns if strategy in ("group", "tensor_group") else 0
     return _Group(targets, bits, kind, strategy, grouped, block, symmetric)
 

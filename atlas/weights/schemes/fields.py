@@ -7,6 +7,9 @@ from typing import Any
 
 from atlas.errors import CheckpointError
 
+_MOST = (1 << 20) - 1
+"""The most rows or columns of a group: no matrix is larger, and indices of all of them fit."""
+
 
 class Fields:
     """An object of a configuration file.
@@ -40,10 +43,16 @@ class Fields:
 
     def group_size(self, field: str = "group_size", default: int | None = None) -> int:
         """Columns of a group; -1 for a whole row."""
-        value = self.integer(field, range(-1, 1 << 20), default)
+        value = self.integer(field, range(-1, _MOST + 1), default)
         if value == 0:
             raise self.fail(field, "-1 or at least 1")
         return value
+
+    def block(self, field: str, sizes: Any) -> tuple[int, int]:
+        """Rows and columns of a block, which is what `sizes` of the field must be."""
+        if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(x) is int and 0 < x <= _MOST for x in sizes):
+            raise self.fail(field, f"two sizes of 1 to {_MOST}")
+        return sizes[0], sizes[1]
 
     def flag(self, field: str, default: bool) -> bool:
         value = self.values.get(field)

@@ -66,12 +66,8 @@ class Fp8:
     def __init__(self, config: Fields) -> None:
         config.text("fmt", ("e4m3",), "e4m3")
         config.text("activation_scheme", ("dynamic", "static"), "dynamic")
-        self.block: tuple[int, int] | None = None
-        size = config.get("weight_block_size")
-        if size is not None:
-            if not isinstance(size, list) or len(size) != 2 or not all(type(x) is int and x > 0 for x in size):
-                raise config.fail("weight_block_size", "two sizes of at least 1, or null")
-            self.block = (size[0], size[1])
+        sizes = config.get("weight_block_size")
+        self.block = None if sizes is None else config.block("weight_block_size", sizes)
         self.skipped = config.names("modules_to_not_convert") + config.names("ignored_layers")
 
     def covers(self, name: str) -> bool:
