@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from pathlib import Path
@@ -9,11 +10,28 @@ from typing import Any
 
 import pytest
 
-from atlas.errors import AtlasError
-from tests import tiny_model
+from atlas.errors import AtlasError, CheckpointError
+from atlas.models import family_of
+from atlas.targets.shape import Shard
+from tests import family_models, tiny_model
 from tests.models import run
 
 ABSURD: list[Any] = [0, -1, 1, 7, 1 << 40, 1 << 70, 1.5, float("nan"), None, "x", "8", True, [], [8], {}, {"a": 1}]
+EXTREME: list[Any] = [
+    1e-320,
+    1e-300,
+    1e-30,
+    1e-5,
+    0.999,
+    1e5,
+    1e25,
+    1e30,
+    1e300,
+    float("inf"),
+    -1.5,
+    1 << 24,
+    1 << 2000,
+]
 IGNORED = ("model_type",)
 """Fields that may hold anything: they decide nothing."""
 
@@ -55,3 +73,28 @@ def test_absent_fields(field: str, tmp_path: Path) -> None:
             "rope_theta",
             "max_position_embeddings",
         ) or field in ("tie_word_embeddings", "hidden_act", "architectures")
+
+
+def _places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [found for key, child in entries for found in ((*path, key), *_places(child, (*path, key)))]
+
+
+@pytest.mark.parametrize("case", family_models.CASES)
+def test_every_entry_of_every_family(case: str) -> None:
+    """Whatever number stands at whatever depth, configuring succeeds or refuses: nothing overflows on the way."""
+    config = family_models.config(case)
+    for path in _places(config):
+        for value in (*ABSURD, *EXTREME):
+            changed = copy.deepcopy(config)
+            *outer, last = path
+            node = changed
+            for key in outer:
+                node = node[key]
+            node[last] = value
+            try:
+                family_of(changed).configure(changed, Shard())
+            except CheckpointError as error:
+                assert "config.json" in str(error), f"{path} = {value!r}: {error}"
+            except Exception as error:
+                pytest.fail(f"{path} = {value!r}: {error!r}")
