@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
 from asgi import Answer, Headers, Inner, ask, nothing_more, scope_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from serve_harness import ANSWER, RunningServer, Start, behaviour
 from starlette.types import Message, Receive, Scope, Send
 
+from atlas.api_keys import digest
 from atlas.errors import ConfigError
+from atlas.serve.auth import Auth
 from atlas.serve.guard import Guard, parse_authority, parse_origin
 
 JSON = ("content-type", "application/json")
@@ -386,6 +391,31 @@ def test_a_stream_passes_piece_by_piece(origins: list[str]) -> None:
             await task
 
     asyncio.run(main())
+
+
+HEADER = st.one_of(
+    st.binary(max_size=40),
+    st.text("localhst127.0[]:@/%#?\\\t -", max_size=24).map(str.encode),
+    st.sampled_from([b"localhost", b"http://localhost", b"application/json", b"Bearer sk-one", b"null", b""]),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(host=HEADER, origin=st.none() | HEADER, kind=HEADER, key=HEADER, path=st.sampled_from([CHAT, "/v1/messages"]))
+def test_any_bytes_get_an_answer(host: bytes, origin: bytes | None, kind: bytes, key: bytes, path: str) -> None:
+    inner = Inner()
+    app = Guard(Auth(inner, [digest(b"sk-one")]), LOCAL)
+    headers = [("host", host), ("content-type", kind), ("authorization", key)]
+    headers += [] if origin is None else [("origin", origin)]
+    answer = asyncio.run(ask(app, "POST", path, headers))
+    assert answer.status in (200, 400, 401, 403, 415)
+    if answer.status == 200:
+        assert key.split() == [b"Bearer", b"sk-one"]
+        assert urlsplit("//" + host.decode()).hostname in ("localhost", "127.0.0.1", "::1") or host.startswith(b"127.")
+        assert origin is None or urlsplit(origin.decode()).hostname == urlsplit("//" + host.decode()).hostname
+        assert kind.lower().partition(b";")[0].strip() == b"application/json"
+    else:
+        assert not inner.scopes and msgspec.json.decode(answer.body)["error"]["message"]
 
 
 # ---- the server ----------------------------------------------------------------------------------

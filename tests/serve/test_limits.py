@@ -317,7 +317,8 @@ def test_a_client_that_does_not_read_cannot_hold_a_request() -> None:
                 await asyncio.Event().wait()
 
         began = time.monotonic()
-        await Deadline(app, 0.05)(scope_of("POST", "/v1/x", []), nothing_more(), never)
+        async with asyncio.timeout(5):
+            await Deadline(app, 0.05)(scope_of("POST", "/v1/x", []), nothing_more(), never)
         return time.monotonic() - began
 
     assert asyncio.run(main()) < 2
