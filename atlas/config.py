@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from atlas.api_keys import KEY_ACCEPTED, digest_keys, name_of
 from atlas.cli import Parser
 from atlas.errors import ConfigError
 
@@ -119,6 +120,41 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     drain_timeout: Annotated[
         float, Meta(ge=0, le=3600, description="seconds that running requests get to finish after SIGTERM")
     ] = 30.0
+    api_key: Annotated[
+        tuple[bytes, ...],
+        Meta(description="key that requests must bring; may be given several times; others see it in the process list"),
+    ] = ()
+    api_key_file: Annotated[str | None, Meta(description="file of such keys, one a line")] = None
+    insecure: Annotated[bool, Meta(description="let other machines in without an API key")] = False
+    allowed_host: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(description="name in a URL of this server, besides --host and localhost; *.NAME, or * for any"),
+    ] = ()
+    cors_origin: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(description="origin whose web pages may call this server, such as https://app.example.com; * for any"),
+    ] = ()
+    requests_per_minute: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="requests per minute and API key; unset: no limit")
+    ] = None
+    tokens_per_minute: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="tokens of prompts and answers per minute and API key; unset: no limit"),
+    ] = None
+    max_concurrent: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="requests under way per API key; unset: no limit")
+    ] = None
+    max_queue: Annotated[
+        int, Meta(ge=1, description="sequences that wait for their first token; more are refused with 429")
+    ] = 2048
+    request_timeout: Annotated[
+        Annotated[float, Meta(gt=0, le=86400)] | None,
+        Meta(description="seconds from a request's arrival to the end of its answer; unset: no limit"),
+    ] = None
+    ssl_certfile: Annotated[str | None, Meta(description="PEM file with the certificate chain: serve HTTPS")] = None
+    ssl_keyfile: Annotated[
+        str | None, Meta(description="PEM file with its private key, not encrypted; unset: in --ssl-certfile")
+    ] = None
 
     @property
     def model_name(self) -> str:
@@ -197,7 +233,11 @@ class LoadedConfig(msgspec.Struct, frozen=True):
     print_config: bool = False
 
 
-_PARSERS: Mapping[str, Callable[[str | int], int]] = {"kv_memory": parse_bytes}
+_PARSERS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
+    "kv_memory": (parse_bytes, _SIZE_ACCEPTED),
+    "api_key": (digest_keys, KEY_ACCEPTED),
+}
+_METAVARS = {"kernel_pack": "FILE", "api_key": "KEY", "allowed_host": "HOST", "cors_origin": "ORIGIN"}
 
 
 def describe(origins: Sequence[Origin]) -> str:
@@ -210,7 +250,9 @@ def describe(origins: Sequence[Origin]) -> str:
 def _shown(value: Any) -> str:
     if value is None or value == ():
         return "unset"
-    return ", ".join(value) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return ", ".join(name_of(item) if isinstance(item, bytes) else item for item in value)
+    return str(value)
 
 
 def load(argv: Sequence[str]) -> LoadedConfig:
@@ -244,7 +286,8 @@ class _Parser(Parser):
         known, rest = self.parse_known_args(args, namespace)
         if rest:
             flags = [option for action in self._actions for option in action.option_strings]
-            raise ConfigError(rest[0], "unknown argument", fix=_nearest(rest[0].split("=")[0], flags))
+            flag = rest[0].split("=")[0]  # what follows may be a secret
+            raise ConfigError(flag, "unknown argument", fix=_nearest(flag, flags))
         return known
 
 
@@ -282,7 +325,7 @@ def _add_flag(parser: argparse._ActionsContainer, field: Any) -> None:
     elif hint is bool:
         parser.add_argument(flag_name(field.name), action=argparse.BooleanOptionalAction, help=help_text)
     elif get_origin(hint) is tuple:
-        parser.add_argument(flag_name(field.name), action="append", metavar="FILE", help=help_text)
+        parser.add_argument(flag_name(field.name), action="append", metavar=_METAVARS[field.name], help=help_text)
     else:
         metavar = "|".join(choices) if choices and all(isinstance(c, str) for c in choices) else None
         parser.add_argument(flag_name(field.name), metavar=metavar, help=help_text)
@@ -297,10 +340,11 @@ def _convert(where: str, name: str, raw: Any, *, strict: bool) -> Any:
     """One raw value as its field's type; the error names the flag or file and what is accepted."""
     parse = _PARSERS.get(name)
     if parse is not None:
+        function, accepted = parse
         try:
-            return parse(raw)
+            return function(raw)
         except ValueError as error:
-            raise ConfigError(where, str(error), _SIZE_ACCEPTED) from None
+            raise ConfigError(where, str(error), accepted) from None
     annotation = get_type_hints(ServeConfig, include_extras=True)[name]
     if strict and isinstance(raw, int) and not isinstance(raw, bool) and annotation.__origin__ is float:
         raw = float(raw)

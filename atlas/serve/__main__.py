@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from atlas import installed
+from atlas.api_keys import load_keys
 from atlas.config import LoadedConfig, Origin, describe, load
 from atlas.engine.client import ENGINE_COMMAND
 from atlas.errors import AtlasError
@@ -57,12 +58,15 @@ def _run(loaded: LoadedConfig, started: float, engine_command: Sequence[str]) ->
         logging.getLogger("atlas.serve").warning("%s", difference)
     # First of all, so that a port in use is told before anything slow: these imports, then the weights.
     from atlas.serve.bind import bind
+    from atlas.serve.tls import check_tls
 
-    with bind(config.host, config.port) as listener:
+    keys = load_keys(config.api_key, config.api_key_file)
+    check_tls(config)
+    with bind(config.host, config.port, has_keys=bool(keys), insecure=config.insecure) as listener:
         from atlas.serve.lifecycle import Server
 
         async def serve() -> int:
-            server = Server(config, listener, engine_command=engine_command, started=started)
+            server = Server(config, listener, keys=keys, engine_command=engine_command, started=started)
             return await server.run()
 
         with asyncio.Runner(loop_factory=event_loop_factory()) as runner:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,10 +13,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from atlas.serve.auth import Auth
 from atlas.serve.chat import chat_completions
 from atlas.serve.completions import completions
 from atlas.serve.errors import ApiError
+from atlas.serve.guard import Guard
 from atlas.serve.http import json_response
+from atlas.serve.limits import Deadline, Limits
 from atlas.serve.schemas import ModelCard, ModelList
 from atlas.serve.server_info import server_info
 from atlas.serve.service import Service
@@ -26,20 +29,28 @@ logger = logging.getLogger("atlas.serve")
 Endpoint = Callable[[Request, Service], Awaitable[Response]]
 
 
-def create_app(service: Service) -> ASGIApp:
-    """The ASGI application of one server."""
+def create_app(service: Service, keys: Iterable[bytes], bound: Sequence[str]) -> ASGIApp:
+    """The ASGI application of one server: the routes, inside layers that say who may ask and how much.
+
+    Args:
+        keys: digests of the API keys; none: whoever reaches the server may ask.
+        bound: the host that it listens on, as it was named and as the socket has it.
+
+    Raises:
+        ConfigError: `--allowed-host` or `--cors-origin` is wrong.
+    """
 
     def route(path: str, endpoint: Endpoint, method: str) -> Route:
         async def handle(request: Request) -> Response:
             try:
                 return await endpoint(request, service)
             except ApiError as error:
-                return error.response()
+                return error.response(request.scope)
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
             except Exception:
                 logger.exception("%s %s failed", method, path)
-                return ApiError(500, "internal_error", "the server failed on this request").response()
+                return ApiError(500, "internal_error", "the server failed on this request").response(request.scope)
 
         return Route(path, handle, methods=[method])
 
@@ -54,7 +65,10 @@ def create_app(service: Service) -> ASGIApp:
         ],
         exception_handlers={HTTPException: _http_error},
     )
-    return _Counting(app, service)
+    # From the inside out. Whoever is turned away by an outer layer costs the inner ones nothing.
+    config = service.config
+    limited = _Counting(Limits(Deadline(app, config.request_timeout), config), service)
+    return Guard(Auth(limited, keys), bound, config.allowed_host, config.cors_origin)
 
 
 class _Counting:
@@ -84,7 +98,7 @@ class _Counting:
             # At the end uvicorn cancels what is left: requests whose body never came.
             if counted or not self._service.draining:
                 raise
-            response = ApiError(503, "server_shutting_down", "the server is shutting down").response()
+            response = ApiError(503, "server_shutting_down", "the server is shutting down").response(scope)
             await response(scope, counting_receive, send)
         finally:
             self._service.active -= counted
@@ -114,6 +128,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         message = f"{request.url.path[:200]}: there is no such endpoint"
-        return ApiError(404, "unknown_endpoint", message).response()
+        return ApiError(404, "unknown_endpoint", message).response(request.scope)
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    return ApiError(error.status_code, "http_error", message, headers=error.headers).response()
+    return ApiError(error.status_code, "http_error", message, headers=error.headers).response(request.scope)

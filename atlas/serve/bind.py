@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from atlas.errors import ConfigError
 
+logger = logging.getLogger("atlas.serve")
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError naming host and port, before anything slow has happened."""
+
+def parse_address(name: str) -> IPv4Address | IPv6Address | None:
+    """An IP address; an IPv4 address inside an IPv6 one is the IPv4 address."""
+    try:
+        address = ip_address(name)
+    except ValueError:
+        return None
+    return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address
+
+
+def bind(host: str, port: int, *, has_keys: bool = False, insecure: bool = False) -> socket.socket:
+    """A listening socket.
+
+    Args:
+        has_keys: requests need an API key. Without, only this machine is let in unless `insecure`.
+
+    Raises:
+        ConfigError: naming host and port, before anything slow has happened.
+    """
     where = f"{host}:{port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise ConfigError("--host", f"{host}: {error.strerror}", "an address of this machine") from None
+    ip = parse_address(str(address[0]))
+    if not has_keys and not (ip is not None and ip.is_loopback):
+        if not insecure:
+            found = f"{host}: other machines can reach it, and there is no API key"
+            fix = "name one with --api-key-file or --api-key, listen on 127.0.0.1, or say --insecure"
+            raise ConfigError("--host", found, fix=fix)
+        logger.warning("--insecure: whoever reaches %s may use this server", where)
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,5 @@
-"""Errors as the OpenAI API shapes them: message, type, param and a code that stays the same."""
+"""Errors as the OpenAI API shapes them, and under /v1/messages as Anthropic's does: a message that names the field, and
+a code that stays the same."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Scope
 
 from atlas.errors import AtlasError
 
@@ -23,6 +25,21 @@ class ErrorResponse(msgspec.Struct, frozen=True):
     """`{"error": {...}}`: the whole body of a failed request, and an event in a stream that breaks off."""
 
     error: ErrorBody
+
+
+class AnthropicError(msgspec.Struct, frozen=True):
+    """The inside of an error response of Anthropic's API, and Atlas's code and field beside it."""
+
+    type: str
+    message: str
+    code: str
+    param: str | None
+
+
+class AnthropicErrorResponse(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    """`{"type": "error", "error": {...}}`."""
+
+    error: AnthropicError
 
 
 class ApiError(Exception):
@@ -51,9 +68,23 @@ class ApiError(Exception):
         """The JSON of the error."""
         return msgspec.json.encode(ErrorResponse(self.body))
 
-    def response(self) -> Response:
-        """The whole HTTP response."""
-        return Response(self.encode(), self.status, self.headers, media_type="application/json")
+    def encode_for(self, scope: Scope) -> bytes:
+        """The JSON of the error, as the API that was asked shapes it."""
+        if not speaks_anthropic(scope):
+            return self.encode()
+        inside = AnthropicError(_anthropic_type(self.status), self.body.message, self.body.code, self.body.param)
+        return msgspec.json.encode(AnthropicErrorResponse(inside))
+
+    def response(self, scope: Scope | None = None) -> Response:
+        """The whole HTTP response: in OpenAI's shape, or that of the API that `scope` asks."""
+        body = self.encode() if scope is None else self.encode_for(scope)
+        return Response(body, self.status, self.headers, media_type="application/json")
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether a request is for Anthropic's API."""
+    path: str = scope["path"]
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 def invalid(param: str | None, found: str, accepted: str = "", *, code: str = "invalid_value") -> ApiError:
@@ -77,9 +108,25 @@ def generation_failed(message: str) -> ApiError:
     return ApiError(500, "generation_failed", message)
 
 
+def too_many(code: str, message: str, retry_after: int, headers: Mapping[str, str] | None = None) -> ApiError:
+    """429: a limit is reached; try again in `retry_after` seconds."""
+    return ApiError(429, code, message, headers={"Retry-After": str(retry_after), **(headers or {})})
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+_ANTHROPIC_TYPES = {413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
+
+
 def _type_of(status: int) -> str:
-    if status == 503:
-        return "service_unavailable_error"
-    if status >= 500:
-        return "server_error"
-    return "not_found_error" if status == 404 else "invalid_request_error"
+    return _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+
+
+def _anthropic_type(status: int) -> str:
+    usual = "api_error" if status >= 500 else _type_of(status)
+    return _ANTHROPIC_TYPES.get(status, usual)

@@ -12,6 +12,7 @@ import msgspec
 from atlas.engine.client import EngineClient, EngineUnavailableError
 from atlas.engine.messages import SamplingParams, TokenLogprobs
 from atlas.serve.errors import generation_failed, unavailable
+from atlas.serve.limits import Account
 from atlas.text.assembler import Assembler, FinishReason, TextStream
 
 
@@ -60,9 +61,11 @@ class Delta(msgspec.Struct, frozen=True):
     prompt: list[TokenLogprobs] | None = None
 
 
-async def generate(engine: EngineClient, tokenizer: StreamTokenizer, job: Job) -> AsyncGenerator[Delta, None]:
-    """The deltas of one sequence. Closing the iterator aborts it. Raises ApiError 500 if it breaks, 503 if
-    there is no engine.
+async def generate(
+    engine: EngineClient, tokenizer: StreamTokenizer, job: Job, account: Account
+) -> AsyncGenerator[Delta, None]:
+    """The deltas of one sequence, its tokens put on the account. Closing the iterator aborts it. Raises ApiError 500 if
+    it breaks, 503 if there is no engine.
     """
     reports = job.sampling.logprobs is not None
     assembler = Assembler(
@@ -78,6 +81,7 @@ async def generate(engine: EngineClient, tokenizer: StreamTokenizer, job: Job) -
         raise unavailable("engine_unavailable", str(error)) from None
     prompt: list[TokenLogprobs] = []
     opened = job.echo is None and job.sampling.prompt_logprobs is None
+    waiting = True
     with submitted as stream:
         async for output in stream:
             if output.finish_reason in ("error", "abort"):
@@ -85,10 +89,14 @@ async def generate(engine: EngineClient, tokenizer: StreamTokenizer, job: Job) -
             prompt += output.prompt_logprobs
             if not output.token_ids and output.finish_reason is None:
                 continue  # the prompt is still being computed
+            if waiting:
+                account.leave_queue()
+                waiting = False
             if not opened:
                 yield Delta(job.index, "", 0, prompt=prompt)
                 opened = True
             text, tokens, reason = assembler.push(output)
+            account.spend(tokens)
             logprobs = [Reported(*pair) for pair in zip(output.logprobs, assembler.offsets, strict=False)]
             yield Delta(job.index, text, tokens, reason, logprobs[:tokens])
             if reason is not None:
@@ -96,11 +104,11 @@ async def generate(engine: EngineClient, tokenizer: StreamTokenizer, job: Job) -
 
 
 async def generate_all(
-    engine: EngineClient, tokenizer: StreamTokenizer, jobs: Sequence[Job]
+    engine: EngineClient, tokenizer: StreamTokenizer, jobs: Sequence[Job], account: Account
 ) -> AsyncGenerator[Delta, None]:
     """The deltas of several sequences as they come. The first that breaks ends all."""
     if len(jobs) == 1:
-        async with aclosing(generate(engine, tokenizer, jobs[0])) as deltas:
+        async with aclosing(generate(engine, tokenizer, jobs[0], account)) as deltas:
             async for delta in deltas:
                 yield delta
         return
@@ -108,7 +116,7 @@ async def generate_all(
 
     async def follow(job: Job) -> None:
         try:
-            async with aclosing(generate(engine, tokenizer, job)) as deltas:
+            async with aclosing(generate(engine, tokenizer, job, account)) as deltas:
                 async for delta in deltas:
                     queue.put_nowait(delta)
         except Exception as error:  # handed to the reader, which raises it
@@ -139,11 +147,13 @@ class Whole(msgspec.Struct):
     prompt: list[TokenLogprobs] | None = None
 
 
-async def collect(engine: EngineClient, tokenizer: StreamTokenizer, jobs: Sequence[Job]) -> list[Whole]:
+async def collect(
+    engine: EngineClient, tokenizer: StreamTokenizer, jobs: Sequence[Job], account: Account
+) -> list[Whole]:
     """All choices, complete, in order."""
     wholes = [Whole() for _ in jobs]
     texts: list[list[str]] = [[] for _ in jobs]
-    async with aclosing(generate_all(engine, tokenizer, jobs)) as deltas:
+    async with aclosing(generate_all(engine, tokenizer, jobs, account)) as deltas:
         async for delta in deltas:
             whole = wholes[delta.index]
             texts[delta.index].append(delta.text)

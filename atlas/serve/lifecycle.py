@@ -13,7 +13,7 @@ import shlex
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -49,6 +49,7 @@ class Server:
     """One run of the server on a bound socket. `run` returns the exit code.
 
     Args:
+        keys: digests of the API keys; none: requests need no key.
         engine_command: program of the engine process.
         load_frontend: reads tokenizer and template of a checkpoint.
     """
@@ -58,11 +59,12 @@ class Server:
         config: ServeConfig,
         listener: socket.socket,
         *,
+        keys: Collection[bytes] = (),
         engine_command: Sequence[str] = ENGINE_COMMAND,
         load_frontend: Callable[[Path], Frontend] = Frontend.load,
         started: float | None = None,
     ) -> None:
-        self._config, self._listener = config, listener
+        self._config, self._listener, self._has_keys = config, listener, bool(keys)
         self._engine_command, self._load_frontend = engine_command, load_frontend
         self._started = time.perf_counter() if started is None else started
         self._service = Service(config)
@@ -71,13 +73,17 @@ class Server:
         http = "httptools" if importlib.util.find_spec("httptools") else "h11"
         self._http = _Http(
             uvicorn.Config(
-                create_app(self._service),
+                create_app(self._service, keys, (config.host, str(listener.getsockname()[0]))),
                 http=http,
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                # What a client writes into X-Forwarded-* decides nothing.
+                proxy_headers=False,
+                ssl_certfile=config.ssl_certfile,
+                ssl_keyfile=config.ssl_keyfile,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=1,
             )
@@ -141,7 +147,8 @@ class Server:
         total = time.perf_counter() - self._started
         stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in ledger)
         host, port = self._listener.getsockname()[:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "https" if self._config.ssl_certfile else "http"
+        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         name = self._config.model_name
         if frontend.template is not None:
             path, body = (
@@ -158,7 +165,8 @@ class Server:
         logger.info("memory in MB: %.1f, of it %s", sum(size for _, size in ready.memory) / 1e6, owners)
         print(f"ready in {total:.2f} s: {stages}")
         print(f"{name} (context {ready.max_context}) at {url}/v1")
-        print(f"curl {url}/v1/{path} -H 'Content-Type: application/json' -d {data}", flush=True)
+        key = ' -H "Authorization: Bearer $ATLAS_API_KEY"' if self._has_keys else ""
+        print(f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {data}", flush=True)
 
     # ---- serve and stop --------------------------------------------------------------------------
 

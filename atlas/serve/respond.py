@@ -16,6 +16,7 @@ from starlette.responses import Response
 from atlas.engine.messages import TokenLogprobs
 from atlas.serve.generation import Delta, Job, Whole, collect, generate_all
 from atlas.serve.http import EventStream, event, json_response, unless_gone
+from atlas.serve.limits import Account, account_of
 from atlas.serve.sampling import SamplingRequest
 from atlas.serve.schemas import (
     Answer,
@@ -83,12 +84,15 @@ async def respond(
         system_fingerprint=serving.fingerprint,
         choices=[],
     )
+    account = account_of(http.scope)
+    account.enter_queue(len(jobs))
+    account.spend(_prompt_tokens(jobs))
     if request.stream:
         options = request.stream_options
         with_usage = bool(options and options.include_usage)
-        return EventStream(_events(serving, jobs, form, frame, with_usage), headers)
+        return EventStream(_events(serving, jobs, form, frame, with_usage, account), headers)
     tokenizer = serving.frontend.tokenizer
-    wholes = await unless_gone(http, collect(serving.engine, tokenizer, jobs))
+    wholes = await unless_gone(http, collect(serving.engine, tokenizer, jobs, account))
     usage = _usage(jobs, sum(whole.tokens for whole in wholes))
 
     def build() -> Response:
@@ -100,7 +104,7 @@ async def respond(
 
 
 async def _events(
-    serving: Serving, jobs: Sequence[Job], form: Format, frame: Answer, with_usage: bool
+    serving: Serving, jobs: Sequence[Job], form: Format, frame: Answer, with_usage: bool, account: Account
 ) -> AsyncGenerator[bytes, None]:
     def chunk(choice: ChatChunkChoice | CompletionChoice) -> bytes:
         # With include_usage every chunk has the key, null until the last one.
@@ -111,7 +115,7 @@ async def _events(
         return chunk(form.chunk(job, delta))
 
     generated = 0
-    async with aclosing(generate_all(serving.engine, serving.frontend.tokenizer, jobs)) as deltas:
+    async with aclosing(generate_all(serving.engine, serving.frontend.tokenizer, jobs, account)) as deltas:
         for job in jobs:
             if (opening := form.opening(job)) is not None:
                 yield chunk(opening)
@@ -137,6 +141,10 @@ def _size(reports: Sequence[TokenLogprobs] | None) -> int:
     return 20 * sum(1 + len(report.top_ids) for report in reports or ())
 
 
+def _prompt_tokens(jobs: Sequence[Job]) -> int:
+    return sum(len(job.prompt) for job in jobs if job.first)
+
+
 def _usage(jobs: Sequence[Job], generated: int) -> Usage:
-    prompt = sum(len(job.prompt) for job in jobs if job.first)
+    prompt = _prompt_tokens(jobs)
     return Usage(prompt, generated, prompt + generated)

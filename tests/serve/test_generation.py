@@ -11,6 +11,7 @@ from atlas.engine.client import EngineClient
 from atlas.engine.messages import SamplingParams
 from atlas.serve.errors import ApiError
 from atlas.serve.generation import Job, collect
+from atlas.serve.limits import Account
 from atlas.text.assembler import TextStream
 
 
@@ -33,7 +34,7 @@ def test_an_engine_that_died_meanwhile_is_a_503(prompts: int) -> None:
         await client.shutdown()
         jobs = [Job(index, [1], SamplingParams(max_tokens=1), ()) for index in range(prompts)]
         with pytest.raises(ApiError) as error:
-            await collect(client, NoTokenizer(), jobs)
+            await collect(client, NoTokenizer(), jobs, Account())
         return error.value
 
     error = asyncio.run(main())

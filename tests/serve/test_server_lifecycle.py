@@ -93,7 +93,7 @@ def test_a_port_in_use(start: Start) -> None:
     ("flags", "words"),
     [
         (["--host", "no.such.host.invalid"], ["--host", "no.such.host.invalid"]),
-        (["--host", "203.0.113.7"], ["--port", "203.0.113.7:"]),
+        (["--insecure", "--host", "203.0.113.7"], ["--port", "203.0.113.7:"]),
     ],
 )
 def test_an_address_that_is_not_ours(start: Start, flags: list[str], words: list[str]) -> None:
@@ -161,9 +161,8 @@ def test_the_engines_death(start: Start, fault: str) -> None:
 def test_a_body_that_never_ends_does_not_hold_up_the_end(start: Start) -> None:
     server = start("--drain-timeout", "20").wait_ready()
     with socket.create_connection(("127.0.0.1", server.port)) as half:
-        head = (
-            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
-        )
+        headers = "Host: localhost\r\nContent-Type: application/json\r\nContent-Length: 99"
+        head = f"POST /v1/completions HTTP/1.1\r\n{headers}\r\n\r\n{{"
         half.sendall(head.encode())
         time.sleep(0.3)
         server.process.send_signal(signal.SIGTERM)
@@ -239,7 +238,7 @@ def test_a_second_signal_does_not_wait(start: Start) -> None:
 def test_a_client_that_never_reads_cannot_hold_up_the_shutdown(start: Start) -> None:
     server = start("--drain-timeout", "0.3", max_context=200_000).wait_ready()
     body = json.dumps({"messages": YO, "seed": 2, "stream": True}).encode()
-    headers = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    headers = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     head = f"POST /v1/chat/completions HTTP/1.1\r\n{headers}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

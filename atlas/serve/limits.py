@@ -1,0 +1,216 @@
+"""How much: requests and tokens per minute, requests at once, the queue, and the time one request may take.
+
+All in this process: one server has one API process, so nothing has to be shared or stored. Rates are token buckets that
+hold one minute's worth. Requests are paid before, tokens as they come (nobody knows before how long an answer gets), so
+a bucket of tokens may go into debt, and the next request waits until that is paid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from atlas.config import ServeConfig
+from atlas.serve.auth import ANONYMOUS, CLIENT
+from atlas.serve.errors import ApiError, speaks_anthropic, too_many
+
+ACCOUNT = "atlas.account"
+"""Where the scope keeps a request's Account."""
+
+_LAST_WORDS_SECONDS = 1.0
+"""How long a client may take to read why its stream was cut off. One that does not read must not hold on to us."""
+
+
+class Bucket:
+    """`per_minute` at most, after a pause all at once. The level is computed when it is asked for."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self.capacity, self._clock = per_minute, clock
+        self._level, self._then = float(per_minute), clock()
+
+    @property
+    def level(self) -> float:
+        """What may be spent now; below 0 where more was spent than there was."""
+        now = self._clock()
+        self._level = min(float(self.capacity), self._level + (now - self._then) * self.capacity / 60)
+        self._then = now
+        return self._level
+
+    def spend(self, amount: int) -> None:
+        """Take `amount` out, be it there or not."""
+        self._level = self.level - amount
+
+    def wait(self) -> float:
+        """Seconds until one unit is there."""
+        return max(0.0, (1 - self.level) * 60 / self.capacity)
+
+
+class Client:
+    """What one API key has used."""
+
+    def __init__(self, config: ServeConfig, clock: Callable[[], float]) -> None:
+        self.active, self._max_active = 0, config.max_concurrent
+        requests, tokens = config.requests_per_minute, config.tokens_per_minute
+        self.requests = Bucket(requests, clock) if requests else None
+        self.tokens = Bucket(tokens, clock) if tokens else None
+
+    def admit(self) -> None:
+        """One more request. Raises ApiError 429; then nothing has been taken."""
+        if self._max_active is not None and self.active >= self._max_active:
+            message = f"{self.active} requests of this API key are under way; accepted: at most {self._max_active}"
+            raise too_many("concurrency_limit_exceeded", message, 1, self.headers())
+        for kind, bucket in (("tokens", self.tokens), ("requests", self.requests)):
+            if bucket is not None and (wait := bucket.wait()) > 0:
+                message = f"this API key has used its {kind}; accepted: {bucket.capacity} per minute"
+                raise too_many("rate_limit_exceeded", message, math.ceil(wait), self.headers())
+        if self.requests is not None:
+            self.requests.spend(1)
+
+    def headers(self) -> dict[str, str]:
+        """What is left, in the names that OpenAI's API uses."""
+        found = {}
+        for kind, bucket in (("requests", self.requests), ("tokens", self.tokens)):
+            if bucket is not None:
+                found[f"x-ratelimit-limit-{kind}"] = str(bucket.capacity)
+                found[f"x-ratelimit-remaining-{kind}"] = str(max(0, int(bucket.level)))
+        return found
+
+
+class Queue:
+    """Sequences of all clients that wait for their first token."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.waiting = limit, 0
+
+
+class Account:
+    """What one request uses. An account of nobody, for work that no client asked for, is never refused."""
+
+    def __init__(self, client: Client | None = None, queue: Queue | None = None) -> None:
+        self._client, self._queue, self._waiting = client, queue, 0
+
+    def enter_queue(self, sequences: int) -> None:
+        """`sequences` are about to wait for the engine. Raises ApiError 429 where too many do already; an empty queue
+        takes any one request."""
+        queue = self._queue
+        if queue is None:
+            return
+        if queue.waiting and queue.waiting + sequences > queue.limit:
+            message = f"{queue.waiting} sequences wait for the engine; accepted: at most {queue.limit} (--max-queue)"
+            raise too_many("queue_full", message, 1, self._client.headers() if self._client else None)
+        queue.waiting += sequences
+        self._waiting += sequences
+
+    def leave_queue(self) -> None:
+        """One sequence has its first token."""
+        if self._queue is not None and self._waiting:
+            self._queue.waiting -= 1
+            self._waiting -= 1
+
+    def spend(self, tokens: int) -> None:
+        """So many tokens were taken in or put out."""
+        if self._client is not None and self._client.tokens is not None:
+            self._client.tokens.spend(tokens)
+
+    def close(self) -> None:
+        """The request is over, whatever became of it."""
+        if self._queue is not None:
+            self._queue.waiting -= self._waiting
+        self._waiting = 0
+
+
+def account_of(scope: Scope) -> Account:
+    """The account of a request."""
+    account: Account = scope.get(ACCOUNT) or Account()
+    return account
+
+
+class Limits:
+    """Answers 429 to a POST above its key's limits, before its body is read. All who need no key share one."""
+
+    def __init__(self, app: ASGIApp, config: ServeConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._app, self._config, self._clock = app, config, clock
+        self._clients: dict[str, Client] = {}  # as many as there are keys
+        self._queue = Queue(config.max_queue)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        name = scope.get(CLIENT, ANONYMOUS)
+        client = self._clients.get(name) or self._clients.setdefault(name, Client(self._config, self._clock))
+        try:
+            client.admit()
+        except ApiError as error:
+            await error.response(scope)(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": _with(message.get("headers", ()), client.headers())}
+            await send(message)
+
+        # Where there is nothing to say, no token of a stream pays for a layer more.
+        sending = with_headers if client.requests or client.tokens else send
+        account = scope[ACCOUNT] = Account(client, self._queue)
+        client.active += 1
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            client.active -= 1
+            account.close()
+
+
+def _with(headers: Iterable[tuple[bytes, bytes]], more: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    there = list(headers)
+    names = {name.lower() for name, _ in there}
+    added = [(name.encode(), value.encode()) for name, value in more.items()]
+    return there + [header for header in added if header[0] not in names]
+
+
+class Deadline:
+    """Ends a POST that takes longer than `seconds`: with 504, or with an error event where a stream has begun."""
+
+    def __init__(self, app: ASGIApp, seconds: float | None) -> None:
+        self._app, self._seconds = app, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._seconds is None or scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        begun = streaming = ended = False
+
+        async def sending(message: Message) -> None:
+            nonlocal begun, streaming, ended
+            if message["type"] == "http.response.start":
+                begun = True
+                streaming = dict(message.get("headers", ())).get(b"content-type", b"").startswith(b"text/event-stream")
+            ended = ended or (message["type"] == "http.response.body" and not message.get("more_body"))
+            await send(message)
+
+        try:
+            async with asyncio.timeout(self._seconds) as timeout:
+                await self._app(scope, receive, sending)
+            return
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+        message = f"not finished after {self._seconds:g} s, the longest that this server takes (--request-timeout)"
+        # Clients that try again would only take as long once more.
+        error = ApiError(504, "request_timed_out", message, headers={"x-should-retry": "false"})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                if not begun:
+                    await error.response(scope)(scope, receive, send)
+                elif streaming and not ended:
+                    await send({"type": "http.response.body", "body": _last_event(scope, error), "more_body": False})
+
+
+def _last_event(scope: Scope, error: ApiError) -> bytes:
+    data = b"data: " + error.encode_for(scope) + b"\n\n"
+    return b"event: error\n" + data if speaks_anthropic(scope) else data + b"data: [DONE]\n\n"
