@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atlas.parsers.calls import Calls, ToolFormat, Tools
-from atlas.parsers.cursor import MOST_SPACE, SPACE, BrokenCallError, Cursor, NotACallError, Reading
-from atlas.parsers.events import Content, Event, Reasoning, append
+from atlas.parsers.cursor import MOST_SPACE, SPACE, Cursor, NotACallError, Reading
+from atlas.parsers.events import Content, Event, Reasoning, joined
 from atlas.parsers.reasoning import Markers
 
 MOST_REST = 64 << 10
@@ -65,7 +65,7 @@ class AnswerParser:
         return self._cursor.unread
 
     def _taken(self) -> list[Event]:
-        events = self._events.copy()
+        events = joined(self._events)
         self._events.clear()
         return events
 
@@ -83,15 +83,15 @@ class AnswerParser:
                 words += (start, end) if reasoned and not thinking else (start,)
             cursor.keep()
             word = (yield from cursor.accept(*words)) if words else None
-            if word in bare and word:
+            if word is not None and word in bare:
                 yield from self._call(word)
+            elif word is not None:
+                # A closing marker here is the second: the model's own after one that was forced.
+                if word == start:
+                    reasoned = thinking = True
+                    self._text.part(Reasoning)
+                continue
             cursor.drop()
-            if word == start and start:
-                reasoned = thinking = True
-                self._text.part(Reasoning)
-                continue
-            if word == end and end:  # once more: the model's own after one that was forced
-                continue
             while True:
                 word = yield from cursor.flow((*opens, end) if thinking else opens, self._text.add)
                 if word is None:
@@ -110,16 +110,15 @@ class AnswerParser:
         self._text.pause()
         try:
             yield from self._format.read(self._cursor, self._calls, opened)
-        except (NotACallError, BrokenCallError) as error:
-            broken = error if isinstance(error, BrokenCallError) else None
+        except NotACallError as error:
             if self._calls.open:
-                rest = [broken.rest if broken else ""]
-                if not (broken and broken.ended):
+                rest = [error.rest]
+                if not error.ended:
                     yield from self._skip(self._format.ends, rest)
                 self._calls.cut("".join(rest)[:MOST_REST])
             else:
                 kept = self._cursor.kept()
-                self._text.add(kept if kept is not None else broken.rest if broken else "")
+                self._text.add(error.rest if kept is None else kept)
         self._cursor.drop()
 
     def _skip(self, ends: tuple[str, ...], rest: list[str]) -> Reading[None]:
@@ -157,19 +156,19 @@ class _Text:
             text = text.lstrip(SPACE)
         body = text.rstrip(SPACE)
         if body:
-            append(self._events, self._kind(self._gap + body))
+            self._events.append(self._kind(self._gap + body))
             self._gap, self._strip, self._passing, self._called = "", False, False, False
         space = text[len(body) :]
         if self._passing and space:
-            append(self._events, self._kind(space))
+            self._events.append(self._kind(space))
         else:
             self._gap += space
         if len(self._gap) > MOST_SPACE:
-            append(self._events, self._kind(self._gap))
+            self._events.append(self._kind(self._gap))
             self._gap, self._passing = "", True
 
     def close(self) -> None:
         """The answer ends here."""
         if self._gap and self._kind is Content and not self._called:
-            append(self._events, Content(self._gap))
+            self._events.append(Content(self._gap))
         self._gap = ""

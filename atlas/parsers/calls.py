@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from atlas.parsers.cursor import Cursor, NotACallError, Reading
-from atlas.parsers.events import CallArguments, CallBegin, CallEnd, Event, append
+from atlas.parsers.cursor import Cursor, NotACallError, Reading, is_name
+from atlas.parsers.events import CallArguments, CallBegin, CallEnd, Event
 from atlas.parsers.schema_types import json_text
 
 Tools = Mapping[str, Mapping[str, Any]]
 """The tools a request declares: name -> JSON schema of the parameters."""
-
-MOST_NAME = 256
-"""Characters of a tool's or a parameter's name."""
-
-_NAME = re.compile(rf"[\w.:/@+-]{{1,{MOST_NAME}}}")
 
 
 class ToolFormat(ABC):
@@ -28,11 +22,13 @@ class ToolFormat(ABC):
     opens: words that open a call, or a list of calls, anywhere in the text.
     bare: words that do so only where the content begins, for formats in which calls have no marker of their own.
     ends: words after which text goes on, should a call in between be broken; none: the call was all the rest.
+    inner: the other words. A special token that is part of any of the words must be shown by the detokeniser.
     """
 
     opens: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
 
     def new_id(self) -> str:
         return "call_" + secrets.token_hex(12)
@@ -61,7 +57,7 @@ class Calls:
 
     def begin(self, name: str, identifier: str | None = None) -> None:
         """From here on this is a call, whatever follows. A name that can be none raises NotACallError."""
-        if not _NAME.fullmatch(name):
+        if not is_name(name):
             raise NotACallError
         self._cursor.drop()
         self._index += 1
@@ -95,4 +91,4 @@ class Calls:
         self._events.append(CallEnd(self._index, complete=False, rest=rest))
 
     def _arguments(self, text: str) -> None:
-        append(self._events, CallArguments(self._index, text))
+        self._events.append(CallArguments(self._index, text))

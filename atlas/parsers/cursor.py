@@ -22,17 +22,29 @@ MOST_SPACE = 256
 MOST_HELD = 4 << 20
 """Characters of one argument: more than the text of a million tokens in any language."""
 
+MOST_NAME = 256
+"""Characters of a tool's or a parameter's name."""
+
 _SPACES = re.compile(f"[{SPACE}]*")
+_NAME = re.compile(r"[\w.:/@+-]*")
+
+
+def is_name(text: str) -> bool:
+    """Whether a tool may have this name."""
+    return 0 < len(text) <= MOST_NAME and _NAME.fullmatch(text) is not None
 
 
 class NotACallError(Exception):
     """What began like a call is none: it is text like any other."""
 
+    rest = ""
+    ended = False
 
-class BrokenCallError(Exception):
-    """A call that cannot be read further. rest: what was read since the last whole argument.
 
-    ended: the word that ends a call of this format has been read.
+class BrokenCallError(NotACallError):
+    """A call that cannot be read further; if not even its name was there, it is no call.
+
+    rest: what was read since the last whole argument.  ended: the word that ends a call of this format was read.
     """
 
     def __init__(self, rest: str, *, ended: bool = False) -> None:
@@ -108,6 +120,16 @@ class Cursor:
                     return word
             if not any(word.startswith(coming) for word in words) or not (yield from self._more()):
                 return None
+
+    def name(self) -> Reading[str]:
+        """Read a name, and white space before it. Nothing is read, and the name is empty, if something else comes."""
+        while True:
+            at = _SPACES.match(self._text, self._at).end()  # type: ignore[union-attr]  # it matches anywhere
+            stop = _NAME.match(self._text, at).end()  # type: ignore[union-attr]
+            if at - self._at > MOST_SPACE or stop - at > MOST_NAME:
+                return ""
+            if stop < len(self._text) or not (yield from self._more()):
+                return self._take(stop).lstrip(SPACE) if stop > at else ""
 
     def character(self) -> Reading[str]:
         """The next character, or nothing at the end."""

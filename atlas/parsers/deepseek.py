@@ -21,7 +21,7 @@ Sources: the chat templates of deepseek-ai/DeepSeek-R1 and DeepSeek-V3.1, the en
 
 from __future__ import annotations
 
-from atlas.parsers.calls import MOST_NAME, Calls, ToolFormat
+from atlas.parsers.calls import Calls, ToolFormat
 from atlas.parsers.cursor import Cursor, NotACallError, Reading
 from atlas.parsers.json_object import members
 from atlas.parsers.typeless import read_invokes
@@ -35,6 +35,7 @@ class DeepSeek(ToolFormat):
 
     opens = (_LIST, _CALL)
     ends = (_LIST_END,)
+    inner = (_CALL_END, _SEPARATOR)
 
     def read(self, cursor: Cursor, calls: Calls, opened: str) -> Reading[None]:
         if opened == _LIST and not (yield from cursor.accept(_CALL)):
@@ -45,16 +46,15 @@ class DeepSeek(ToolFormat):
                 return
 
     def _call(self, cursor: Cursor, calls: Calls) -> Reading[None]:
-        name, word = yield from cursor.until(_SEPARATOR, most=MOST_NAME)
-        if word is None:
+        name = yield from cursor.name()
+        if not (yield from cursor.accept(_SEPARATOR)):
             raise NotACallError
         fenced = False
         if not (yield from cursor.accept("{")):
-            name, word = yield from cursor.until("```json", most=MOST_NAME)
-            fenced = True
-            if word is None or not (yield from cursor.accept("{")):
+            name, fenced = (yield from cursor.name()), True
+            if not (yield from cursor.accept("```json")) or not (yield from cursor.accept("{")):
                 raise NotACallError
-        calls.begin(name.strip())
+        calls.begin(name)
         yield from members(cursor, calls.member)
         calls.end()
         if fenced:
@@ -68,6 +68,7 @@ class DeepSeekV32(ToolFormat):
 
     opens = ("<｜DSML｜function_calls>",)
     ends = ("</｜DSML｜function_calls>",)
+    inner = ("｜DSML｜",)
 
     def read(self, cursor: Cursor, calls: Calls, opened: str) -> Reading[None]:
         yield from read_invokes(cursor, calls, "｜DSML｜", "</｜DSML｜function_calls>", is_string="string")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 
 import msgspec
 
@@ -50,17 +51,20 @@ class CallEnd(msgspec.Struct, frozen=True):
 Event = Content | Reasoning | CallBegin | CallArguments | CallEnd
 
 
-def append(events: list[Event], event: Event) -> None:
-    """Add an event; text goes into the one before it if that is of the same kind."""
-    last = events[-1] if events else None
-    if isinstance(last, Content) and isinstance(event, Content):
-        events[-1] = Content(last.text + event.text)
-    elif isinstance(last, Reasoning) and isinstance(event, Reasoning):
-        events[-1] = Reasoning(last.text + event.text)
-    elif isinstance(last, CallArguments) and isinstance(event, CallArguments):
-        events[-1] = CallArguments(last.index, last.text + event.text)
-    else:
-        events.append(event)
+def joined(events: Iterable[Event]) -> list[Event]:
+    """The same events, with neighbours of one kind made one."""
+    result: list[Event] = []
+    for _, group in groupby(events, type):
+        pieces = list(group)
+        first = pieces[0]
+        text = "".join(piece.text for piece in pieces if not isinstance(piece, CallBegin | CallEnd))
+        if isinstance(first, Content | Reasoning):
+            result.append(type(first)(text))
+        elif isinstance(first, CallArguments):  # of one call: between those of two stand an end and a beginning
+            result.append(CallArguments(first.index, text))
+        else:
+            result += pieces
+    return result
 
 
 class Call(msgspec.Struct):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 
-from atlas.parsers.calls import MOST_NAME, Calls, ToolFormat
+from atlas.parsers.calls import Calls, ToolFormat
 from atlas.parsers.cursor import Cursor, NotACallError, Reading
 from atlas.parsers.json_object import json_member, members
 
@@ -27,15 +27,16 @@ _BARE = re.compile(r"\s*([\w.$/-]+)\s*(:?)")
 class Gemma(ToolFormat):
     opens = tuple(_WORDS)
     ends = tuple(end for _, end in _WORDS.values())
+    inner = tuple(quote for quote, _ in _WORDS.values())
 
     def read(self, cursor: Cursor, calls: Calls, opened: str) -> Reading[None]:
         quote, end = _WORDS[opened]
         if not (yield from cursor.accept("call:")):
             raise NotACallError
-        name, word = yield from cursor.until("{", most=MOST_NAME)
-        if word is None:
+        name = yield from cursor.name()
+        if not (yield from cursor.accept("{")):
             raise NotACallError
-        calls.begin(name.strip())
+        calls.begin(name)
         yield from members(cursor, calls.member, lambda text: _as_json(text, quote), quote=quote, escapes=False)
         calls.end()
         yield from cursor.accept(end)

@@ -11,19 +11,18 @@ call only if the request has such a tool. Source: the chat templates of zai-org/
 
 from __future__ import annotations
 
-from atlas.parsers.calls import MOST_NAME, Calls, ToolFormat
-from atlas.parsers.cursor import BrokenCallError, Cursor, NotACallError, Reading
+from atlas.parsers.calls import Calls, ToolFormat
+from atlas.parsers.cursor import MOST_NAME, BrokenCallError, Cursor, NotACallError, Reading
 
 
 class Glm(ToolFormat):
     opens = ("<tool_call>",)
     ends = ("</tool_call>",)
+    inner = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
     def read(self, cursor: Cursor, calls: Calls, opened: str) -> Reading[None]:
-        name, word = yield from cursor.until("\n", "<arg_key>", "</tool_call>", most=MOST_NAME)
-        name = name.strip()
-        if word == "\n":
-            word = yield from cursor.accept("<arg_key>", "</tool_call>")
+        name = yield from cursor.name()
+        word = yield from cursor.accept("<arg_key>", "</tool_call>")
         if word is None or (word == "</tool_call>" and not calls.declared(name)):
             raise NotACallError
         calls.begin(name)

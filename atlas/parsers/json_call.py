@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from atlas.parsers.calls import MOST_NAME, Calls
-from atlas.parsers.cursor import MOST_HELD, BrokenCallError, Cursor, NotACallError, Reading
+from atlas.parsers.calls import Calls
+from atlas.parsers.cursor import MOST_HELD, MOST_NAME, BrokenCallError, Cursor, NotACallError, Reading
 from atlas.parsers.json_object import members, parsed, span
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -41,29 +41,25 @@ def read_call(cursor: Cursor, calls: Calls, *, only_declared: bool = False) -> R
             continue
         text, stop = yield from span(cursor, most=MOST_HELD if key in _ARGUMENTS else 4 * MOST_NAME)
         if key in _NAMES:
-            name = _name(text, calls if only_declared else None)
+            name = _name(text)
+            if only_declared and not calls.declared(name):
+                raise NotACallError
         elif key in _ARGUMENTS:
             arguments = _from_value(text)
     if stop != "}" or name is None or (only_declared and arguments is None):
         raise NotACallError
-    calls.begin(_declared(name, calls) if only_declared else name)
+    calls.begin(name)
     if arguments:
         calls.member(arguments)
     calls.end()
 
 
-def _name(text: str, calls: Calls | None) -> str:
+def _name(text: str) -> str:
     try:
         name = json.loads(text)
     except (ValueError, RecursionError):
         raise NotACallError from None
     if not isinstance(name, str):
-        raise NotACallError
-    return name if calls is None else _declared(name, calls)
-
-
-def _declared(name: str, calls: Calls) -> str:
-    if not calls.declared(name):
         raise NotACallError
     return name
 
@@ -88,11 +84,12 @@ def _from_value(text: str) -> str:
     """The members of arguments that are no object: null, or an object once more encoded as a string."""
     try:
         value = json.loads(text)
+        inner = value.strip() if isinstance(value, str) else ""
+        inner.encode()  # half of a surrogate pair has no encoding
     except (ValueError, RecursionError):
         raise NotACallError from None
     if value is None:
         return ""
-    inner = value.strip() if isinstance(value, str) else ""
     whole = parsed(inner) if inner.startswith("{") else None
     if whole is None:
         raise NotACallError

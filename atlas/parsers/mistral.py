@@ -13,7 +13,7 @@ import re
 import secrets
 import string
 
-from atlas.parsers.calls import MOST_NAME, Calls, ToolFormat
+from atlas.parsers.calls import Calls, ToolFormat
 from atlas.parsers.cursor import Cursor, NotACallError, Reading
 from atlas.parsers.json_call import read_call
 from atlas.parsers.json_object import members
@@ -23,6 +23,7 @@ _ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 class Mistral(ToolFormat):
     opens = ("[TOOL_CALLS]",)
+    inner = ("[ARGS]", "[CALL_ID]")
 
     def new_id(self) -> str:
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
@@ -48,14 +49,16 @@ class Mistral(ToolFormat):
                 raise NotACallError
 
     def _named(self, cursor: Cursor, calls: Calls) -> Reading[None]:
-        name, word = yield from cursor.until("[ARGS]", "[CALL_ID]", "{", most=MOST_NAME)
+        name = yield from cursor.name()
+        word = yield from cursor.accept("[ARGS]", "[CALL_ID]", "{")
         identifier = ""
         if word == "[CALL_ID]":
-            identifier, word = yield from cursor.until("[ARGS]", most=MOST_NAME)
+            identifier = yield from cursor.name()
+            word = yield from cursor.accept("[ARGS]")
         if word == "[ARGS]":
             word = yield from cursor.accept("{")
         if word != "{":
             raise NotACallError
-        calls.begin(name.strip(), identifier if _ID.fullmatch(identifier) else None)
+        calls.begin(name, identifier if _ID.fullmatch(identifier) else None)
         yield from members(cursor, calls.member)
         calls.end()

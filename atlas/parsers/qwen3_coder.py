@@ -16,8 +16,8 @@ Qwen/Qwen3-Coder-30B-A3B-Instruct.
 
 from __future__ import annotations
 
-from atlas.parsers.calls import MOST_NAME, Calls, ToolFormat
-from atlas.parsers.cursor import BrokenCallError, Cursor, NotACallError, Reading
+from atlas.parsers.calls import Calls, ToolFormat
+from atlas.parsers.cursor import MOST_NAME, BrokenCallError, Cursor, NotACallError, Reading
 from atlas.parsers.typeless import without_frame
 
 
@@ -29,8 +29,8 @@ class Qwen3Coder(ToolFormat):
         wrapped = opened == "<tool_call>"
         if wrapped and not (yield from cursor.accept("<function=")):
             raise NotACallError
-        name, word = yield from cursor.until(">", most=MOST_NAME)
-        if word is None or not (wrapped or calls.declared(name)):
+        name = yield from cursor.name()
+        if not (yield from cursor.accept(">")) or not (wrapped or calls.declared(name)):
             raise NotACallError
         calls.begin(name)
         while True:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from atlas.parsers.calls import MOST_NAME, Calls
-from atlas.parsers.cursor import BrokenCallError, Cursor, NotACallError, Reading
+from atlas.parsers.calls import Calls
+from atlas.parsers.cursor import MOST_NAME, BrokenCallError, Cursor, NotACallError, Reading
 
 
 def without_frame(value: str) -> str:

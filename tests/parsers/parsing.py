@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from atlas.parsers import MARKERS, TOOL_FORMATS, AnswerParser, Event, collect
-from atlas.parsers.events import append
+from atlas.parsers.events import joined
 
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}
 TOOLS = {
@@ -30,11 +30,8 @@ def events_of(pieces: Iterable[str], format_name: str = "", markers: str = "", *
     )
     events: list[Event] = []
     for piece in pieces:
-        for event in parser.feed(piece):
-            append(events, event)
-    for event in parser.finish():
-        append(events, event)
-    return events
+        events += parser.feed(piece)
+    return joined(events + parser.finish())
 
 
 @dataclass(frozen=True)

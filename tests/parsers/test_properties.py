@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -164,3 +165,25 @@ def test_an_argument_may_be_long_but_not_endless() -> None:
     assert long[1] == CallArguments(0, '{"a": 1')
     assert isinstance(long[2], CallEnd) and not long[2].complete and len(long[2].rest) == MOST_REST
     assert long[3:] == [Content("y")]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_time_is_linear(name: str) -> None:
+    """Text that at every word seems to begin a call, and a call of very many arguments, in one piece and in many."""
+    form = TOOL_FORMATS[name]
+    words = [*(word * 3 + ' {"name": ' for word in (*form.opens, *form.bare)), MANY.get(name, "")]
+
+    def seconds(count: int) -> float:
+        started = time.perf_counter()
+        for text in (word * count for word in words):
+            events_of([text], name)
+            events_of([text[at : at + 50] for at in range(0, len(text), 50)], name)
+        text = form.opens[0] + HEADS[name] + MANY[name] * count if name in MANY else ""
+        events_of([text], name)
+        return time.perf_counter() - started
+
+    assert min(seconds(4000) for _ in range(2)) < 8 * min(seconds(1000) for _ in range(2)) + 0.2
+
+
+HEADS = {"hermes": '{"name": "f", "arguments": {', "mistral": "f[ARGS]{", "gemma": "call:f{"}
+MANY = {"hermes": '"a": 1,', "mistral": '"a": 1,', "gemma": "a:1,"}
