@@ -410,6 +410,46 @@ GEMMA = [
     Case("prose", "gemma", "the <|tool_call> token, call:f{}", content="the <|tool_call> token, call:f{}"),
 ]
 
+# The second of a list is no call: it is text, and none of it is lost.
+SECONDS = [
+    Case(
+        "second",
+        "llama3_json",
+        '{"name": "now", "parameters": {}}; {"x": 1}',
+        content='; {"x": 1}',
+        calls=(("now", "{}"),),
+    ),
+    Case(
+        "second",
+        "mistral",
+        '[TOOL_CALLS][{"name": "now", "arguments": {}}, {"x": 1}]',
+        content=', {"x": 1}]',
+        calls=(("now", "{}"),),
+    ),
+    Case(
+        "second",
+        "minimax",
+        '<minimax:tool_call><invoke name="now"></invoke> <invoke name="a b">',
+        content=' <invoke name="a b">',
+        calls=(("now", "{}"),),
+    ),
+    Case(
+        "second",
+        "deepseek",
+        "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜> <｜tool▁call▁begin｜>a b",
+        content=" <｜tool▁call▁begin｜>a b",
+        calls=(("now", "{}"),),
+    ),
+    Case(
+        "stated type against the schema",
+        "deepseek_v32",
+        '<｜DSML｜function_calls><｜DSML｜invoke name="f">'
+        '<｜DSML｜parameter name="ä" string="true">1</｜DSML｜parameter>'
+        "</｜DSML｜invoke></｜DSML｜function_calls>",
+        calls=(("f", '{"ä": "1"}'),),
+    ),
+]
+
 HERMES_CALL = '<tool_call>\n{"name": "f", "arguments": {"ä": 1}}\n</tool_call>'
 F = ("f", '{"ä": 1}')
 REASONING = [
@@ -491,4 +531,4 @@ REASONING = [
     ),
 ]
 
-CASES = [*HERMES, *QWEN, *LLAMA, *MISTRAL, *INVOKES, *DEEPSEEK, *GLM, *GEMMA, *REASONING]
+CASES = [*HERMES, *QWEN, *LLAMA, *MISTRAL, *INVOKES, *DEEPSEEK, *GLM, *GEMMA, *SECONDS, *REASONING]

@@ -155,6 +155,12 @@ def test_little_is_held_back(name: str) -> None:
         parser.finish()
 
 
+def test_what_was_a_call_is_not_kept_for_giving_back() -> None:
+    parser = AnswerParser(TOOL_FORMATS["hermes"])
+    parser.feed('<tool_call>{"name": "f", "arguments": {"a": 1,' + '"b": 1,' * 1000)
+    assert parser._cursor.kept() is None
+
+
 def test_an_argument_may_be_long_but_not_endless() -> None:
     call = '<tool_call>{"name": "f", "arguments": {"a": 1, "b": "'
     quarter = ["x" * (MOST_HELD // 4)]
