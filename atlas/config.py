@@ -22,6 +22,7 @@ from atlas.errors import ConfigError
 
 Backend = Literal["auto", "cpu", "cuda", "reference"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 _SIZE_ACCEPTED = "a number of bytes, or a number with a unit such as 512MiB, 2GiB or 1.5GB"
@@ -112,6 +113,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = None
     offline: Annotated[bool, Meta(description="download nothing")] = False
     log_level: Annotated[LogLevel, Meta(description="least serious messages to log")] = "info"
+    log_format: Annotated[LogFormat, Meta(description="lines for people, or a JSON object a line")] = "text"
+    metrics_prefix: Annotated[
+        str,
+        Meta(
+            pattern="^[a-zA-Z_][a-zA-Z0-9_]*$",
+            description="stands before the names of /metrics: letters, digits and underscores, no digit first; "
+            "a dashboard made for another server may want that server's",
+        ),
+    ] = "atlas"
     seed: Annotated[
         Annotated[int, Meta(ge=0, le=2**63 - 1)] | None,
         Meta(description="seed of requests that name none; unset: a random one for each request"),

@@ -13,12 +13,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from atlas.serve import tracking
 from atlas.serve.chat import chat_completions
 from atlas.serve.completions import completions
 from atlas.serve.errors import ApiError
 from atlas.serve.http import json_response
 from atlas.serve.schemas import ModelCard, ModelList
-from atlas.serve.server_info import server_info
+from atlas.serve.scrape import metrics
+from atlas.serve.server_info import server_info, version
 from atlas.serve.service import Service
 
 logger = logging.getLogger("atlas.serve")
@@ -31,6 +33,7 @@ def create_app(service: Service) -> ASGIApp:
 
     def route(path: str, endpoint: Endpoint, method: str) -> Route:
         async def handle(request: Request) -> Response:
+            tracking.route_taken(path)
             try:
                 return await endpoint(request, service)
             except ApiError as error:
@@ -46,6 +49,8 @@ def create_app(service: Service) -> ASGIApp:
     app = Starlette(
         routes=[
             route("/health", _health, "GET"),
+            route("/metrics", metrics, "GET"),
+            route("/version", version, "GET"),
             route("/server_info", server_info, "GET"),
             route("/v1/models", _models, "GET"),
             route("/v1/models/{model:path}", _model, "GET"),
@@ -54,7 +59,7 @@ def create_app(service: Service) -> ASGIApp:
         ],
         exception_handlers={HTTPException: _http_error},
     )
-    return _Counting(app, service)
+    return tracking.Tracking(_Counting(app, service), service.metrics, service.finished)
 
 
 class _Counting:

@@ -8,15 +8,17 @@ import msgspec
 from starlette.responses import Response
 
 from atlas.errors import AtlasError
+from atlas.serve import tracking
 
 
-class ErrorBody(msgspec.Struct, frozen=True):
+class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
     """The inside of an error response."""
 
     message: str
     type: str
     param: str | None
     code: str
+    request_id: str | None = None
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
@@ -48,8 +50,9 @@ class ApiError(Exception):
         self.body = ErrorBody(message, _type_of(status), param, code)
 
     def encode(self) -> bytes:
-        """The JSON of the error."""
-        return msgspec.json.encode(ErrorResponse(self.body))
+        """The JSON of the error, for the current request."""
+        request_id = tracking.failed(self.body.code)
+        return msgspec.json.encode(ErrorResponse(msgspec.structs.replace(self.body, request_id=request_id)))
 
     def response(self) -> Response:
         """The whole HTTP response."""

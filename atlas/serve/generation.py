@@ -12,6 +12,7 @@ import msgspec
 from atlas.engine.client import EngineClient, EngineUnavailableError
 from atlas.engine.messages import SamplingParams, TokenLogprobs
 from atlas.serve.errors import generation_failed, unavailable
+from atlas.serve.tracking import Generation
 from atlas.text.assembler import Assembler, FinishReason, TextStream
 
 
@@ -78,7 +79,7 @@ async def generate(engine: EngineClient, tokenizer: StreamTokenizer, job: Job) -
         raise unavailable("engine_unavailable", str(error)) from None
     prompt: list[TokenLogprobs] = []
     opened = job.echo is None and job.sampling.prompt_logprobs is None
-    with submitted as stream:
+    with Generation(len(job.prompt), job.sampling.max_tokens, job.first) as seen, submitted as stream:
         async for output in stream:
             if output.finish_reason in ("error", "abort"):
                 raise generation_failed(output.error or "the engine ended this request")
@@ -89,6 +90,8 @@ async def generate(engine: EngineClient, tokenizer: StreamTokenizer, job: Job) -
                 yield Delta(job.index, "", 0, prompt=prompt)
                 opened = True
             text, tokens, reason = assembler.push(output)
+            seen.received(tokens, output.timing)
+            seen.finish_reason = reason
             logprobs = [Reported(*pair) for pair in zip(output.logprobs, assembler.offsets, strict=False)]
             yield Delta(job.index, text, tokens, reason, logprobs[:tokens])
             if reason is not None:

@@ -19,7 +19,8 @@ from pathlib import Path
 import msgspec
 import uvicorn
 
-from atlas.config import ServeConfig
+from atlas import logs
+from atlas.config import Origin, ServeConfig
 from atlas.engine.client import ENGINE_COMMAND, EngineClient
 from atlas.engine.messages import Ready
 from atlas.errors import AtlasError
@@ -49,6 +50,7 @@ class Server:
     """One run of the server on a bound socket. `run` returns the exit code.
 
     Args:
+        origins: where each setting came from.
         engine_command: program of the engine process.
         load_frontend: reads tokenizer and template of a checkpoint.
     """
@@ -57,6 +59,7 @@ class Server:
         self,
         config: ServeConfig,
         listener: socket.socket,
+        origins: Sequence[Origin] = (),
         *,
         engine_command: Sequence[str] = ENGINE_COMMAND,
         load_frontend: Callable[[Path], Frontend] = Frontend.load,
@@ -65,7 +68,7 @@ class Server:
         self._config, self._listener = config, listener
         self._engine_command, self._load_frontend = engine_command, load_frontend
         self._started = time.perf_counter() if started is None else started
-        self._service = Service(config)
+        self._service = Service(config, origins)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         http = "httptools" if importlib.util.find_spec("httptools") else "h11"
@@ -117,7 +120,11 @@ class Server:
         service.stage, began = "finding the model", time.perf_counter()
         path = await resolve(config.model, offline=config.offline)
         ledger.append(("model", time.perf_counter() - began))
-        engine = service.engine = EngineClient(config.engine(path), command=self._engine_command)
+        engine = service.engine = EngineClient(
+            config.engine(path),
+            command=self._engine_command,
+            environment=logs.environment(config.log_format),
+        )
         await engine.start()
         began = time.perf_counter()
         frontend_task = asyncio.create_task(Offload(1).run(self._load_frontend, path))
@@ -156,6 +163,10 @@ class Server:
         logger.info("sampling defaults: %s", defaults)
         owners = ", ".join(f"{owner} {size / 1e6:.1f}" for owner, size in ready.memory)
         logger.info("memory in MB: %.1f, of it %s", sum(size for _, size in ready.memory) / 1e6, owners)
+        if self._config.log_format == "json":
+            fields = {"seconds": round(total, 3), "stages": dict(ledger), "model": name, "url": f"{url}/v1"}
+            logger.info("ready in %.2f s", total, extra={"fields": fields})
+            return
         print(f"ready in {total:.2f} s: {stages}")
         print(f"{name} (context {ready.max_context}) at {url}/v1")
         print(f"curl {url}/v1/{path} -H 'Content-Type: application/json' -d {data}", flush=True)
