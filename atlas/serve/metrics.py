@@ -90,7 +90,7 @@ class Metrics:
         )
         self.inter_token = Histogram(
             "inter_token_latency_seconds",
-            "From one token to the next. Tokens that arrive together share the time evenly.",
+            "From one token to the next, as the server sends them. Tokens sent together share the time.",
             _TOKEN_TIMES,
         )
         self.per_output_token = Histogram(

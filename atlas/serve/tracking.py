@@ -120,6 +120,8 @@ class Generation:
             self.first = now
             metrics.first_token.observe(now - self._record.arrived)
             metrics.prompt_tokens.add(self.prompt_tokens)
+            if tokens > 1:
+                metrics.inter_token.observe(0.0, tokens - 1)
         metrics.generation_tokens.add(tokens)
         self.last = now
         self.tokens += tokens
