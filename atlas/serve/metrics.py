@@ -19,6 +19,7 @@ GENERATING = ("/v1/chat/completions", "/v1/completions")
 
 _LATENCIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 _TOKEN_TIMES = (0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 5)
+_HTTP_TIMES = (0.005, 0.02, 0.1, 0.5, 2, 10, 60)
 _LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
 
 Labels = tuple[str, ...]
@@ -118,7 +119,7 @@ class Metrics:
         self.http_seconds = Histogram(
             "http_request_duration_seconds",
             "From an HTTP request's first byte to the last of its answer.",
-            _LATENCIES,
+            _HTTP_TIMES,
             "handler",
             "method",
         )

@@ -20,7 +20,7 @@ async def metrics(request: Request, service: Service) -> Response:
     ready = service.engine.ready if service.engine is not None else None
     series = [*service.metrics.series(), *engine_series(ready, stats)]
     labels = {"model_name": service.config.model_name}
-    body, content_type = exposition.render(
+    body, content_type = await exposition.render(
         series, service.config.metrics_prefix, labels, request.headers.get("accept", "")
     )
     return Response(body, headers={"Content-Type": content_type, "Cache-Control": "no-store"})

@@ -101,6 +101,9 @@ class Generation:
         self.timing: Timing | None = None
         self.finish_reason: FinishReason | None = None
         self._record = current.get()
+        if self._record is not None:
+            metrics = self._record.metrics
+            self._inter_token, self._generated = metrics.inter_token.of(), metrics.generation_tokens
 
     def __enter__(self) -> Generation:
         if self._record is not None:
@@ -113,16 +116,16 @@ class Generation:
             self.timing = timing
         if not tokens or self._record is None:
             return
-        now, metrics = perf_counter(), self._record.metrics
+        now = perf_counter()
         if self.tokens:
-            metrics.inter_token.observe((now - self.last) / tokens, tokens)
+            self._inter_token.observe((now - self.last) / tokens, tokens)
         else:
             self.first = now
-            metrics.first_token.observe(now - self._record.arrived)
-            metrics.prompt_tokens.add(self.prompt_tokens)
+            self._record.metrics.first_token.observe(now - self._record.arrived)
+            self._record.metrics.prompt_tokens.add(self.prompt_tokens)
             if tokens > 1:
-                metrics.inter_token.observe(0.0, tokens - 1)
-        metrics.generation_tokens.add(tokens)
+                self._inter_token.observe(0.0, tokens - 1)
+        self._generated.add(tokens)
         self.last = now
         self.tokens += tokens
 

@@ -301,7 +301,7 @@ def test_json_logs_have_one_line_a_request(start: Start) -> None:
     # What is logged on the way belongs to the request too; "ready" is a line like the others.
     (ignored,) = [line for line in log_lines(server) if "not known" in line["message"]]
     assert ignored["request_id"] == "one"
-    assert [line for line in log_lines(server) if line["message"].startswith("ready in")][0]["stages"]
+    assert next(line for line in log_lines(server) if line["message"].startswith("ready in"))["stages"]
 
 
 def test_lines_for_people_end_with_the_id(start: Start) -> None:
