@@ -122,6 +122,13 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "a dashboard made for another server may want that server's",
         ),
     ] = "atlas"
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Meta(
+            description="URL that takes OpenTelemetry traces as OTLP over HTTP, such as "
+            "http://localhost:4318/v1/traces; unset: there are none"
+        ),
+    ] = None
     seed: Annotated[
         Annotated[int, Meta(ge=0, le=2**63 - 1)] | None,
         Meta(description="seed of requests that name none; unset: a random one for each request"),

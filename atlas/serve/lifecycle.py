@@ -29,6 +29,7 @@ from atlas.serve.frontend import Frontend
 from atlas.serve.offload import Offload
 from atlas.serve.resolve import resolve
 from atlas.serve.service import Service, Serving
+from atlas.serve.traces import Traces
 
 logger = logging.getLogger("atlas.serve")
 
@@ -69,6 +70,10 @@ class Server:
         self._engine_command, self._load_frontend = engine_command, load_frontend
         self._started = time.perf_counter() if started is None else started
         self._service = Service(config, origins)
+        self._traces = None
+        if config.otlp_traces_endpoint is not None:
+            self._traces = Traces(config.otlp_traces_endpoint, config.model_name)
+            self._service.finished.append(self._traces)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         http = "httptools" if importlib.util.find_spec("httptools") else "h11"
@@ -205,6 +210,8 @@ class Server:
         if engine is not None:
             closing.append(asyncio.create_task(engine.shutdown(grace=0.8)))
         await asyncio.gather(*closing, return_exceptions=True)
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
 
     def _on_signal(self) -> None:
         if not self._stop.is_set():

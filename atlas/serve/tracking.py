@@ -97,7 +97,7 @@ class Generation:
     def __init__(self, prompt_tokens: int, max_tokens: int, first_choice: bool) -> None:
         self.prompt_tokens, self.max_tokens, self.first_choice = prompt_tokens, max_tokens, first_choice
         self.tokens = 0
-        self.first = self.last = 0.0
+        self.began = self.first = self.last = self.ended = 0.0
         self.timing: Timing | None = None
         self.finish_reason: FinishReason | None = None
         self._record = current.get()
@@ -106,6 +106,7 @@ class Generation:
             self._inter_token, self._generated = metrics.inter_token.of(), metrics.generation_tokens
 
     def __enter__(self) -> Generation:
+        self.began = perf_counter()
         if self._record is not None:
             self._record.generations.append(self)
         return self
@@ -130,6 +131,7 @@ class Generation:
         self.tokens += tokens
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.ended = perf_counter()
         if self.finish_reason is None:
             gone = kind is None or issubclass(kind, asyncio.CancelledError | GeneratorExit)
             self.finish_reason = "abort" if gone else "error"
@@ -140,7 +142,7 @@ class Generation:
         assert self.finish_reason is not None
         metrics = record.metrics
         metrics.requests.add(1, record.endpoint, self.finish_reason)
-        metrics.end_to_end.observe(perf_counter() - record.arrived)
+        metrics.end_to_end.observe(self.ended - record.arrived)
         metrics.prompt_lengths.observe(self.prompt_tokens)
         metrics.generation_lengths.observe(self.tokens)
         metrics.max_tokens.observe(self.max_tokens)
