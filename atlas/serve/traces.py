@@ -1,11 +1,13 @@
 """OpenTelemetry traces, where they are asked for: a span for each POST and, below it, one for each of its choices.
 
 Made from the record of a request that has ended (`tracking.Record`), so nothing of it stands on a token's path; a
-thread of the SDK sends them. Attributes follow OpenTelemetry's conventions for HTTP and generative AI. No text is among them.
+thread of the SDK sends them. Attributes follow OpenTelemetry's conventions for HTTP and generative AI. No text is
+among them.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import atlas
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 MOST_CHOICES = 16
 """Choices of one request that get a span; a request may have thousands."""
+
+CLOSING_SECONDS = 1.0
 
 
 class Traces:
@@ -100,9 +104,10 @@ class Traces:
         span.end(_epoch(record, generation.ended or record.ended))
 
     def close(self) -> None:
-        """Send what has not been sent; waits for the collector a while."""
-        self._provider.force_flush(2000)
-        self._provider.shutdown()
+        """Send what has not been sent. Without a collector the SDK would try for 7 s."""
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(CLOSING_SECONDS)
 
 
 def _trace_headers(record: Record) -> dict[str, str]:

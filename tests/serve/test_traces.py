@@ -91,7 +91,7 @@ def test_a_collector_that_is_not_there_disturbs_nobody(start: Start) -> None:
     server = start("--otlp-traces-endpoint", "http://127.0.0.1:9/v1/traces").wait_ready()
     assert server.http.post(CHAT, json={"messages": YO, "seed": 1}).status_code == 200
     server.process.terminate()
-    assert server.process.wait(10) == 0
+    assert server.process.wait(3) == 0
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
