@@ -137,6 +137,7 @@ def load(config: EngineConfig, channel: Channel) -> Engine:
             vocab_size=runner.config.shape.vocab_size,
             ledger=[("open checkpoint", opened), *runner.ledger],
             memory=runner.memory,
+            target=dict(zip(("hardware", "model", "quant"), runner.choice.target, strict=True)),
         )
     )
     # What is loaded stays until the process ends: a full collection, which steps then wait for, need not look at it.

@@ -72,6 +72,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     kernel_set, reason: which kernel set runs and why it was chosen.
     ledger: (stage, seconds) in order.
     memory: (owner, bytes), largest first: all that the model takes on the device and for its steps.
+    target: the kernel set's hardware, model and quant.
     """
 
     backend: str
@@ -81,6 +82,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     vocab_size: int
     ledger: list[tuple[str, float]]
     memory: list[tuple[str, int]] = []
+    target: dict[str, str] = {}
 
 
 class Timing(msgspec.Struct, frozen=True, gc=False):

@@ -7,11 +7,15 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from atlas.serve.metrics import Histogram, Number, Series
+
+_process = CollectorRegistry(auto_describe=False)
+"""Memory, processor time and open files of this process, as every client library names them."""
+ProcessCollector(registry=_process)
 
 _END = b"# EOF\n"
 """OpenMetrics says when it is complete."""
@@ -24,7 +28,7 @@ async def render(series: Sequence[Series], prefix: str, common: Mapping[str, str
     common: labels of all series.  accept: the request's header, which may ask for OpenMetrics.
     """
     encode, content_type = choose_encoder(accept)
-    parts = []
+    parts = [encode(_process)]
     for one in series:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collector(one, prefix, common))

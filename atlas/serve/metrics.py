@@ -106,6 +106,9 @@ class Metrics:
         self.prefill = Histogram(
             "request_prefill_time_seconds", "From the request's first step to its first token.", _LATENCIES
         )
+        self.inference = Histogram(
+            "request_inference_time_seconds", "From the request's first step to its last token.", _LATENCIES
+        )
         self.decode = Histogram("request_decode_time_seconds", "From a request's first token to its last.", _LATENCIES)
         self.prompt_lengths = Histogram("request_prompt_tokens", "Prompt tokens of a request that ended.", _LENGTHS)
         self.generation_lengths = Histogram(

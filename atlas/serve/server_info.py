@@ -42,6 +42,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     model: str
     fingerprint: str
     backend: str
+    target: dict[str, str]
     kernel_set: str
     reason: str
     max_context: int
@@ -66,6 +67,7 @@ async def server_info(_: Request, service: Service) -> Response:
             model=service.config.model_name,
             fingerprint=serving.fingerprint,
             backend=ready.backend,
+            target=ready.target,
             kernel_set=ready.kernel_set,
             reason=ready.reason,
             max_context=ready.max_context,

@@ -149,6 +149,7 @@ class Generation:
         if self.timing is not None:
             metrics.queue.observe(self.timing.queued)
             metrics.prefill.observe(self.timing.prefill)
+            metrics.inference.observe(self.timing.prefill + self.last - self.first)
         if self.tokens:
             metrics.decode.observe(self.last - self.first)
         if self.tokens > 1:
