@@ -117,7 +117,11 @@ class Metrics:
         self.max_tokens = Histogram("request_params_max_tokens", "The most tokens that a request may have.", _LENGTHS)
         self.errors = Number("request_errors_total", "Answers that are errors, by their code.", "endpoint", "code")
         self.http_requests = Number(
-            "http_requests_total", "HTTP requests answered, by route, method and status.", "handler", "method", "status"
+            "http_requests_total",
+            "HTTP requests, by route, method and status (0: no answer was sent).",
+            "handler",
+            "method",
+            "status",
         )
         self.http_seconds = Histogram(
             "http_request_duration_seconds",
