@@ -12,7 +12,7 @@ from atlas.serve import tracking
 
 
 class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The inside of an error response."""
+    """The inside of an error response: OpenAI's fields, and the request's id, which clients show."""
 
     message: str
     type: str
