@@ -22,7 +22,7 @@ _END = b"# EOF\n"
 
 
 async def render(series: Sequence[Series], prefix: str, common: Mapping[str, str], accept: str) -> tuple[bytes, str]:
-    """The text and its content type. It takes 5 ms in all, so others may run after each name.
+    """The text and its content type. It takes 3 ms in all, so others may run after each name.
 
     prefix: stands before each name, with a colon, but for those of HTTP that every web server has.
     common: labels of all series.  accept: the request's header, which may ask for OpenMetrics.

@@ -140,9 +140,9 @@ class Metrics:
         return list(vars(self).values())
 
 
-def engine_series(ready: Ready | None, stats: Stats | None) -> list[Series]:
+def engine_series(up: bool, ready: Ready | None, stats: Stats | None) -> list[Series]:
     """What the engine says of itself. What is not known is left out."""
-    series: list[Series] = [Number("engine_up", "1 while the engine serves, else 0.").put(stats is not None)]
+    series: list[Series] = [Number("engine_up", "1 while the engine serves, else 0.").put(up)]
     if ready is not None:
         memory = Number("memory_bytes", "Memory that the model takes on its device and for its steps.", "owner")
         for owner, size in ready.memory:
