@@ -202,7 +202,10 @@ class Tracking:
         if logger.isEnabledFor(level):
             logger.log(level, "%s", _sentence(fields), extra={"fields": fields})
         for listener in self._finished:
-            listener(record)
+            try:
+                listener(record)
+            except Exception:  # the answer has been sent, and it was right
+                logger.exception("a listener failed")
 
 
 def _sentence(fields: dict[str, Any]) -> str:

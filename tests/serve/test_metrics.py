@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import json
@@ -19,6 +20,7 @@ from serve_harness import RunningServer, Start, behaviour, eventually
 
 from atlas.engine.messages import FinishReason, Ready, Stats
 from atlas.serve.metrics import Metrics, engine_series
+from atlas.serve.tracking import Record, Tracking
 
 YO = [{"role": "user", "content": "yo"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -252,6 +254,25 @@ def test_the_page_says_what_every_name_means() -> None:
 def test_reasons_exist_from_the_start() -> None:
     reasons = {labels[1] for labels in Metrics().requests.values}
     assert reasons == set(get_args(FinishReason))
+
+
+def test_a_listener_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Record] = []
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    def broken(record: Record) -> None:
+        raise ValueError("no")
+
+    scope = {"type": "http", "method": "POST", "headers": [(b"x-request-id", b"mine")]}
+    asyncio.run(Tracking(app, Metrics(), [broken, heard.append])(scope, send, send))  # type: ignore[arg-type]
+    assert [(record.id, record.status) for record in heard] == [("mine", 204)]
+    assert sent[0]["headers"] == [(b"x-request-id", b"mine")] and "a listener failed" in caplog.text
 
 
 # ---- request ids and logs --------------------------------------------------------------------------
