@@ -24,6 +24,7 @@ VARIABLES = {
     "ATLAS_TARGET_QUANT": "build: quants to build for",
     "ATLAS_CUDA_COMPILER": "build: another CUDA compiler, `nvcc` or a path",
     "ATLAS_EMBED": "build: what kernel sets hold: cubin, ptx or both",
+    "ATLAS_LOG_FORMAT": "engine: text or json, as `--log-format` of the server sets it",
     "ATLAS_LOG_LEVEL": "engine: least serious messages to log",
     "ATLAS_SYNC": "engine, CUDA: wait after each launch, so that an error names it; no graphs are used",
     "ATLAS_POISON": "engine: begin each step with a workspace of NaNs, so that a kernel that reads too much shows",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from atlas import logs
 from atlas.config import EngineConfig
 from atlas.engine import messages
 from atlas.errors import AtlasError, RequestError
@@ -136,6 +137,7 @@ def load(config: EngineConfig, channel: Channel) -> Engine:
             vocab_size=runner.config.shape.vocab_size,
             ledger=[("open checkpoint", opened), *runner.ledger],
             memory=runner.memory,
+            target=dict(zip(("hardware", "model", "quant"), runner.choice.target, strict=True)),
         )
     )
     # What is loaded stays until the process ends: a full collection, which steps then wait for, need not look at it.
@@ -172,9 +174,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m atlas.engine", description=__doc__)
     parser.add_argument("--socket", required=True, help="unix socket of the API process")
     arguments = parser.parse_args()
-    logging.basicConfig(
-        level=os.environ.get("ATLAS_LOG_LEVEL", "INFO").upper(), format="%(levelname)s %(name)s: %(message)s"
-    )
+    logs.configure(os.environ.get("ATLAS_LOG_LEVEL", "info"), os.environ.get(logs.FORMAT_VARIABLE, "text"), "engine")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(arguments.socket)
     channel = Channel(connection)

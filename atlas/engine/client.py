@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,9 +95,16 @@ class EngineClient:
     Args:
         config: sent to the engine as the first message.
         command: the program to start; `--socket PATH` is appended to it.
+        environment: variables that it gets beside those of this process.
     """
 
-    def __init__(self, config: EngineConfig, *, command: Sequence[str] = ENGINE_COMMAND) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        command: Sequence[str] = ENGINE_COMMAND,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.state: Literal["loading", "ready", "dead"] = "loading"
         self.stage = "starting the engine process"
         self.reason = ""
@@ -105,6 +112,7 @@ class EngineClient:
         self.died = asyncio.Event()
         self._config = config
         self._command = tuple(command)
+        self._environment = {**os.environ, **(environment or {})}
         self._became_ready = asyncio.Event()
         self._connected = asyncio.Event()
         self._streams: dict[str, EngineStream] = {}
@@ -128,7 +136,12 @@ class EngineClient:
         self._server = await asyncio.start_unix_server(self._on_connect, path)
         # Its own session: Ctrl-C in a terminal must reach this process only, which then drains the engine.
         self._process = await asyncio.create_subprocess_exec(
-            *self._command, "--socket", str(path), stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+            *self._command,
+            "--socket",
+            str(path),
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            env=self._environment,
         )
         self._spawn(self._watch_process(self._process))
         self._spawn(self._watch_connect())

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
+from time import perf_counter
 
 from atlas.engine.kv_cache import BlockPool
-from atlas.engine.messages import FinishReason, SamplingParams, SequenceOutput, Stats, TokenLogprobs
+from atlas.engine.messages import FinishReason, SamplingParams, SequenceOutput, Stats, Timing, TokenLogprobs
 from atlas.engine.sampling import check
 from atlas.engine.sampling_state import bias_row, count_row, token_mask
 from atlas.engine.scheduler import Plan, Scheduler
 from atlas.engine.sequence import Sequence
 from atlas.engine.step_builder import LogitRows, SlotParameters, fill
+from atlas.engine.work import WorkCount
 from atlas.errors import RequestError
 from atlas.runtime.flight import InFlight
 from atlas.runtime.runner import Logprobs, Runner
@@ -53,6 +55,7 @@ class Engine:
         )
         self._slots = SlotParameters(limits.n_slots)
         self.steps = 0
+        self._work = WorkCount()
         self._sequences: dict[str, Sequence] = {}
         self._submitted: deque[_Step] = deque()
 
@@ -91,34 +94,43 @@ class Engine:
 
     def step(self) -> list[SequenceOutput]:
         """Submit the next step, if there is one, and return what the oldest one produced once enough are in flight."""
+        began = perf_counter()
         plan = self.scheduler.schedule(drained=not self._submitted)
         if plan is not None and plan.chunks:
-            self._submit(plan)
+            self._submit(plan, began)
             if len(self._submitted) <= self.runner.ahead:
                 return []
         return self._collect() if self._submitted else []
 
-    def _submit(self, plan: Plan) -> None:
+    def _submit(self, plan: Plan, began: float) -> None:
         for chunk in plan.chunks:
             if not chunk.sequence.slot_ready:
                 self._prepare_slot(chunk.sequence)
         rows = fill(self.runner.block, plan.chunks, self._slots, plan.phase)
         vocab = self.runner.config.shape.vocab_size
         masks = [token_mask(sequence, vocab) for sequence in rows.masked]
+        filled = perf_counter()
         in_flight = self.runner.submit(masks, rows.logprobs)
+        submitted = perf_counter()
         self._submitted.append(_Step(in_flight, rows))
         self.steps += 1
+        n_rows = 0
         for chunk in plan.chunks:
             sequence, samples = chunk.sequence, chunk.samples
+            n_rows += chunk.rows
             sequence.computed += chunk.rows
             if samples:
                 sequence.length += 1
                 sequence.last_token_on_device = True
+        self._work.submitted(n_rows, len(plan.chunks), submitted - filled)
+        self._work.schedule += filled - began + perf_counter() - submitted
 
     def _collect(self) -> list[SequenceOutput]:
         """Wait for the oldest step. What it brings to a request that has ended meanwhile is dropped."""
         step = self._submitted.popleft()
+        began = perf_counter()
         tokens, logprobs = self.runner.collect(step.in_flight)
+        collected = perf_counter()
         outputs: list[SequenceOutput] = []
         prompt: list[TokenLogprobs] = []  # of the sequence whose rows these are
         sequences, targets, vocab = step.rows.sequences, step.rows.targets, self.runner.config.shape.vocab_size
@@ -139,6 +151,8 @@ class Engine:
                     continue
                 outputs.append(SequenceOutput(sequence.request_id, [], prompt_logprobs=tuple(prompt)))
             prompt.clear()
+        self._work.wait += collected - began
+        self._work.output += perf_counter() - collected
         return outputs
 
     def _prepare_slot(self, sequence: Sequence) -> None:
@@ -150,6 +164,7 @@ class Engine:
         if sequence.sampling.penalises:
             self.runner.write_slot("token_count", sequence.slot, count_row(sequence, vocab))
         sequence.slot_ready = True
+        sequence.started = sequence.started or perf_counter()
 
     def _fail(self, sequence: Sequence, target: int | None) -> SequenceOutput:
         """End a sequence whose logits are no numbers."""
@@ -167,9 +182,10 @@ class Engine:
     ) -> SequenceOutput:
         """What a sampled token means for its sequence."""
         params = sequence.sampling
+        timing = _timing(sequence) if len(sequence.tokens) == sequence.prompt_length else None
         if params.max_tokens == 0:
             self._finish(sequence)
-            return SequenceOutput(sequence.request_id, [], "length", prompt_logprobs=prompt)
+            return SequenceOutput(sequence.request_id, [], "length", prompt_logprobs=prompt, timing=timing)
         sequence.tokens.append(token)
         reason: FinishReason | None = None
         if token in params.stop_token_ids:
@@ -181,7 +197,7 @@ class Engine:
             reason = "length"
         if reason:
             self._finish(sequence)
-        return SequenceOutput(sequence.request_id, [token], reason, None, logprobs, prompt)
+        return SequenceOutput(sequence.request_id, [token], reason, None, logprobs, prompt, timing)
 
     def _finish(self, sequence: Sequence) -> None:
         del self._sequences[sequence.request_id]
@@ -197,7 +213,14 @@ class Engine:
             free_blocks=self.pool.free,
             total_blocks=self.pool.total,
             steps=self.steps,
+            preemptions=self.scheduler.preemptions,
+            work=self._work.so_far(),
         )
+
+
+def _timing(sequence: Sequence) -> Timing:
+    """Of a sequence whose first token has just come."""
+    return Timing(sequence.started - sequence.arrived, perf_counter() - sequence.started)
 
 
 def _report(logprobs: Logprobs, i: int, sequence: Sequence, sampled: int, target: int | None) -> TokenLogprobs | None:

@@ -72,6 +72,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     kernel_set, reason: which kernel set runs and why it was chosen.
     ledger: (stage, seconds) in order.
     memory: (owner, bytes), largest first: all that the model takes on the device and for its steps.
+    target: the kernel set's hardware, model and quant.
     """
 
     backend: str
@@ -81,9 +82,20 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     vocab_size: int
     ledger: list[tuple[str, float]]
     memory: list[tuple[str, int]] = []
+    target: dict[str, str] = {}
 
 
-class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
+class Timing(msgspec.Struct, frozen=True, gc=False):
+    """Where a request's time went in the engine, in seconds.
+
+    queued: from its arrival to its first step.  prefill: from then to its first token, with all waits between.
+    """
+
+    queued: float
+    prefill: float
+
+
+class SequenceOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """New tokens of one request. After a `finish_reason` nothing more is sent for it.
 
     error: set with finish_reason "error": one sentence for the client.
@@ -91,6 +103,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
     prompt_logprobs: those of the prompt's next tokens, if the request asked: they come in order, some in each
         output while the prompt is computed, and all of them before the first token. The prompt's first token
         has none.
+    timing: with the first token.
 
     Hundreds are made in a step. `gc=False`: they must not make Python's cycle collector run, which now and then looks
     at all objects of the process, while the device waits. Nothing that they hold can refer to them.
@@ -102,6 +115,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
     error: str | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    timing: Timing | None = None
 
     @staticmethod
     def join(outputs: Sequence[SequenceOutput]) -> SequenceOutput:
@@ -115,6 +129,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
             outputs[-1].error,
             tuple(entry for output in outputs for entry in output.logprobs),
             tuple(entry for output in outputs for entry in output.prompt_logprobs),
+            next((output.timing for output in outputs if output.timing is not None), None),
         )
 
 
@@ -124,14 +139,35 @@ class StepOutput(msgspec.Struct, frozen=True, tag="step_output"):
     outputs: list[SequenceOutput]
 
 
+class Work(msgspec.Struct, frozen=True):
+    """What an engine's steps came to since it serves.
+
+    rows, sequences: tokens computed, and sequences that had some of them, summed over the steps.
+    steps_by_rows, steps_by_sequences: entry i counts the steps that had at most 2^i of them, and more than 2^(i-1).
+    schedule, submit, wait, output: seconds. Of deciding and describing steps; of handing them to the backend (on a CPU
+        that computes them); of waiting for the device; of what their tokens mean for the requests.
+    """
+
+    rows: int = 0
+    sequences: int = 0
+    steps_by_rows: list[int] = []
+    steps_by_sequences: list[int] = []
+    schedule: float = 0.0
+    submit: float = 0.0
+    wait: float = 0.0
+    output: float = 0.0
+
+
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
-    """A snapshot between two steps."""
+    """A snapshot between two steps; `steps`, `preemptions` and `work` count from the beginning."""
 
     running: int
     waiting: int
     free_blocks: int
     total_blocks: int
     steps: int
+    preemptions: int = 0
+    work: Work = Work()
 
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import numpy as np
 
@@ -30,6 +31,7 @@ class Sequence:
     table: `blocks` as an int32 array.
     prompt_reported: leading prompt tokens whose log-probabilities need not be sent: they were, or nobody can
         say (the first). A sequence that is computed again after a preemption reports nothing twice.
+    arrived, started: when the engine got it, and when it was first given a slot (0: it was not), on `perf_counter`.
     """
 
     request_id: str
@@ -45,6 +47,8 @@ class Sequence:
     last_token_on_device: bool = False
     slot_ready: bool = False
     prompt_reported: int = 1
+    arrived: float = dataclasses.field(default_factory=time.perf_counter)
+    started: float = 0.0
     table: Array = dataclasses.field(default_factory=lambda: _NO_BLOCKS, repr=False)
 
     def __post_init__(self) -> None:

@@ -66,6 +66,12 @@ class Choice:
     def name(self) -> str:
         return self.kernel_set.name if self.kernel_set else f"reference/{self.quant}"
 
+    @property
+    def target(self) -> tuple[str, str, str]:
+        """Hardware, model and quant; a model of "*" stands for any."""
+        found = self.kernel_set
+        return (found.hardware, found.model, found.quant) if found else ("reference", "*", self.quant)
+
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:

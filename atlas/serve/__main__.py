@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from atlas import installed
+from atlas import installed, logs
 from atlas.api_keys import load_keys
 from atlas.config import LoadedConfig, Origin, describe, load
 from atlas.engine.client import ENGINE_COMMAND
@@ -48,11 +48,7 @@ def _sampling_defaults(loaded: LoadedConfig) -> Sequence[Origin]:
 
 def _run(loaded: LoadedConfig, started: float, engine_command: Sequence[str]) -> int:
     config = loaded.config
-    logging.basicConfig(
-        level=config.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    logs.configure(config.log_level, config.log_format, "api")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     if (difference := installed.difference(os.environ)) is not None:
         logging.getLogger("atlas.serve").warning("%s", difference)
@@ -66,7 +62,7 @@ def _run(loaded: LoadedConfig, started: float, engine_command: Sequence[str]) ->
         from atlas.serve.lifecycle import Server
 
         async def serve() -> int:
-            server = Server(config, listener, keys=keys, engine_command=engine_command, started=started)
+            server = Server(config, listener, loaded.origins, keys=keys, engine_command=engine_command, started=started)
             return await server.run()
 
         with asyncio.Runner(loop_factory=event_loop_factory()) as runner:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from atlas.serve import tracking
 from atlas.serve.auth import Auth
 from atlas.serve.chat import chat_completions
 from atlas.serve.completions import completions
@@ -21,7 +22,8 @@ from atlas.serve.guard import Guard
 from atlas.serve.http import json_response
 from atlas.serve.limits import Deadline, Limits
 from atlas.serve.schemas import ModelCard, ModelList
-from atlas.serve.server_info import server_info
+from atlas.serve.scrape import metrics
+from atlas.serve.server_info import server_info, version
 from atlas.serve.service import Service
 
 logger = logging.getLogger("atlas.serve")
@@ -42,6 +44,7 @@ def create_app(service: Service, keys: Iterable[bytes], bound: Sequence[str]) ->
 
     def route(path: str, endpoint: Endpoint, method: str) -> Route:
         async def handle(request: Request) -> Response:
+            tracking.route_taken(path)
             try:
                 return await endpoint(request, service)
             except ApiError as error:
@@ -57,6 +60,8 @@ def create_app(service: Service, keys: Iterable[bytes], bound: Sequence[str]) ->
     app = Starlette(
         routes=[
             route("/health", _health, "GET"),
+            route("/metrics", metrics, "GET"),
+            route("/version", version, "GET"),
             route("/server_info", server_info, "GET"),
             route("/v1/models", _models, "GET"),
             route("/v1/models/{model:path}", _model, "GET"),
@@ -68,7 +73,8 @@ def create_app(service: Service, keys: Iterable[bytes], bound: Sequence[str]) ->
     # From the inside out. Whoever is turned away by an outer layer costs the inner ones nothing.
     config = service.config
     limited = _Counting(Limits(Deadline(app, config.request_timeout), config), service)
-    return Guard(Auth(limited, keys), bound, config.allowed_host, config.cors_origin)
+    guarded = Guard(Auth(limited, keys), bound, config.allowed_host, config.cors_origin)
+    return tracking.Tracking(guarded, service.metrics, service.finished)
 
 
 class _Counting:

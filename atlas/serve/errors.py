@@ -10,15 +10,17 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from atlas.errors import AtlasError
+from atlas.serve import tracking
 
 
-class ErrorBody(msgspec.Struct, frozen=True):
-    """The inside of an error response."""
+class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The inside of an error response: OpenAI's fields, and the request's id, which clients show."""
 
     message: str
     type: str
     param: str | None
     code: str
+    request_id: str | None = None
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
@@ -40,6 +42,7 @@ class AnthropicErrorResponse(msgspec.Struct, frozen=True, tag_field="type", tag=
     """`{"type": "error", "error": {...}}`."""
 
     error: AnthropicError
+    request_id: str | None = None
 
 
 class ApiError(Exception):
@@ -65,15 +68,17 @@ class ApiError(Exception):
         self.body = ErrorBody(message, _type_of(status), param, code)
 
     def encode(self) -> bytes:
-        """The JSON of the error."""
-        return msgspec.json.encode(ErrorResponse(self.body))
+        """The JSON of the error, for the current request."""
+        request_id = tracking.failed(self.body.code)
+        return msgspec.json.encode(ErrorResponse(msgspec.structs.replace(self.body, request_id=request_id)))
 
     def encode_for(self, scope: Scope) -> bytes:
         """The JSON of the error, as the API that was asked shapes it."""
         if not speaks_anthropic(scope):
             return self.encode()
+        request_id = tracking.failed(self.body.code)
         inside = AnthropicError(_anthropic_type(self.status), self.body.message, self.body.code, self.body.param)
-        return msgspec.json.encode(AnthropicErrorResponse(inside))
+        return msgspec.json.encode(AnthropicErrorResponse(inside, request_id))
 
     def response(self, scope: Scope | None = None) -> Response:
         """The whole HTTP response: in OpenAI's shape, or that of the API that `scope` asks."""

@@ -13,6 +13,7 @@ from atlas.engine.client import EngineClient, EngineUnavailableError
 from atlas.engine.messages import SamplingParams, TokenLogprobs
 from atlas.serve.errors import generation_failed, unavailable
 from atlas.serve.limits import Account
+from atlas.serve.tracking import Generation
 from atlas.text.assembler import Assembler, FinishReason, TextStream
 
 
@@ -82,7 +83,7 @@ async def generate(
     prompt: list[TokenLogprobs] = []
     opened = job.echo is None and job.sampling.prompt_logprobs is None
     waiting = True
-    with submitted as stream:
+    with Generation(len(job.prompt), job.sampling.max_tokens, job.first) as seen, submitted as stream:
         async for output in stream:
             if output.finish_reason in ("error", "abort"):
                 raise generation_failed(output.error or "the engine ended this request")
@@ -97,6 +98,8 @@ async def generate(
                 opened = True
             text, tokens, reason = assembler.push(output)
             account.spend(tokens)
+            seen.received(tokens, output.timing)
+            seen.finish_reason = reason
             logprobs = [Reported(*pair) for pair in zip(output.logprobs, assembler.offsets, strict=False)]
             yield Delta(job.index, text, tokens, reason, logprobs[:tokens])
             if reason is not None:

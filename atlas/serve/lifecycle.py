@@ -19,7 +19,8 @@ from pathlib import Path
 import msgspec
 import uvicorn
 
-from atlas.config import ServeConfig
+from atlas import logs
+from atlas.config import Origin, ServeConfig
 from atlas.engine.client import ENGINE_COMMAND, EngineClient
 from atlas.engine.messages import Ready
 from atlas.errors import AtlasError
@@ -28,6 +29,7 @@ from atlas.serve.frontend import Frontend
 from atlas.serve.offload import Offload
 from atlas.serve.resolve import resolve
 from atlas.serve.service import Service, Serving
+from atlas.serve.traces import Traces
 
 logger = logging.getLogger("atlas.serve")
 
@@ -49,6 +51,7 @@ class Server:
     """One run of the server on a bound socket. `run` returns the exit code.
 
     Args:
+        origins: where each setting came from.
         keys: digests of the API keys; none: requests need no key.
         engine_command: program of the engine process.
         load_frontend: reads tokenizer and template of a checkpoint.
@@ -58,6 +61,7 @@ class Server:
         self,
         config: ServeConfig,
         listener: socket.socket,
+        origins: Sequence[Origin] = (),
         *,
         keys: Collection[bytes] = (),
         engine_command: Sequence[str] = ENGINE_COMMAND,
@@ -67,7 +71,11 @@ class Server:
         self._config, self._listener, self._has_keys = config, listener, bool(keys)
         self._engine_command, self._load_frontend = engine_command, load_frontend
         self._started = time.perf_counter() if started is None else started
-        self._service = Service(config)
+        self._service = Service(config, origins)
+        self._traces = None
+        if config.otlp_traces_endpoint is not None:
+            self._traces = Traces(config.otlp_traces_endpoint, config.model_name)
+            self._service.finished.append(self._traces)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         http = "httptools" if importlib.util.find_spec("httptools") else "h11"
@@ -123,7 +131,11 @@ class Server:
         service.stage, began = "finding the model", time.perf_counter()
         path = await resolve(config.model, offline=config.offline)
         ledger.append(("model", time.perf_counter() - began))
-        engine = service.engine = EngineClient(config.engine(path), command=self._engine_command)
+        engine = service.engine = EngineClient(
+            config.engine(path),
+            command=self._engine_command,
+            environment=logs.environment(config.log_format),
+        )
         await engine.start()
         began = time.perf_counter()
         frontend_task = asyncio.create_task(Offload(1).run(self._load_frontend, path))
@@ -163,6 +175,10 @@ class Server:
         logger.info("sampling defaults: %s", defaults)
         owners = ", ".join(f"{owner} {size / 1e6:.1f}" for owner, size in ready.memory)
         logger.info("memory in MB: %.1f, of it %s", sum(size for _, size in ready.memory) / 1e6, owners)
+        if self._config.log_format == "json":
+            fields = {"seconds": round(total, 3), "stages": dict(ledger), "model": name, "url": f"{url}/v1"}
+            logger.info("ready in %.2f s", total, extra={"fields": fields})
+            return
         print(f"ready in {total:.2f} s: {stages}")
         print(f"{name} (context {ready.max_context}) at {url}/v1")
         key = ' -H "Authorization: Bearer $ATLAS_API_KEY"' if self._has_keys else ""
@@ -202,6 +218,8 @@ class Server:
         if engine is not None:
             closing.append(asyncio.create_task(engine.shutdown(grace=0.8)))
         await asyncio.gather(*closing, return_exceptions=True)
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
 
     def _on_signal(self) -> None:
         if not self._stop.is_set():

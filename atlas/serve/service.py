@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from atlas.config import ServeConfig
+from atlas.config import Origin, ServeConfig
 from atlas.engine.client import EngineClient
 from atlas.engine.messages import Ready
+from atlas.serve.engine_watch import EngineWatch
 from atlas.serve.errors import ApiError, unavailable
 from atlas.serve.frontend import Frontend
+from atlas.serve.metrics import Metrics
+from atlas.serve.tracking import Record
 
 logger = logging.getLogger("atlas.serve")
 
@@ -35,10 +38,16 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Service:
-    """One server. `serving` is set when it is ready; `active` counts requests under way."""
+    """One server. `serving` is set when it is ready; `active` counts requests under way.
 
-    def __init__(self, config: ServeConfig) -> None:
-        self.config = config
+    origins: where each value of `config` came from.  finished: called with the record of every request that ended.
+    """
+
+    def __init__(self, config: ServeConfig, origins: Sequence[Origin] = ()) -> None:
+        self.config, self.origins = config, origins
+        self.metrics = Metrics()
+        self.engine_watch = EngineWatch()
+        self.finished: list[Callable[[Record], None]] = []
         self.created = int(time.time())
         self.engine: EngineClient | None = None
         self.serving: Serving | None = None

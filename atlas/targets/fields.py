@@ -12,8 +12,8 @@ from typing import Any
 from atlas.errors import CheckpointError
 
 _MAX_DIMENSION = 1 << 24
-_MAX_NUMBER = 1e30
-"""No number of a model is larger, or nearer to 0 than its reciprocal; products of several then stay finite."""
+_NUMBERS = 1e-30, 1e30
+"""The least and the largest number a model may state: products of several stay finite."""
 
 _GEMMA3 = {
     "vocab_size": 262208,
@@ -91,11 +91,11 @@ def config_field(config: Mapping[str, Any], name: str, kind: type, default: Any 
             raise CheckpointError("config.json", f"required field {name!r} is missing", kind.__name__)
         return default
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value) if abs(value) < _MAX_NUMBER else math.inf
+        value = float(value) if abs(value) <= _NUMBERS[1] else math.inf
     if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
         raise CheckpointError("config.json", f"{name} is {value!r}", f"a value of type {kind.__name__}")
-    if isinstance(value, float) and not 1 / _MAX_NUMBER <= value <= _MAX_NUMBER:
-        raise CheckpointError("config.json", f"{name} is {value}", f"a number in {1 / _MAX_NUMBER}..{_MAX_NUMBER}")
+    if isinstance(value, float) and not _NUMBERS[0] <= value <= _NUMBERS[1]:
+        raise CheckpointError("config.json", f"{name} is {value}", f"a number in {_NUMBERS[0]}..{_NUMBERS[1]}")
     if isinstance(value, int) and kind is int and not 0 < value <= _MAX_DIMENSION:
         raise CheckpointError("config.json", f"{name} is {value}", f"an integer in 1..{_MAX_DIMENSION}")
     return value

@@ -137,7 +137,8 @@ def test_batch_chunks_and_preemption_change_nothing(model: Path, backend: str) -
     for name, prompt in given.items():
         expected = alone(model, prompt, params(name, 40), backend)
         if backend == "cpu":
-            assert results[name] == msgspec.structs.replace(expected, request_id=name), name
+            same = msgspec.structs.replace(expected, request_id=name, timing=results[name].timing)
+            assert results[name] == same, name
             continue
         # NumPy's products differ in the last bits with the number of rows: same tokens, near numbers.
         assert results[name].token_ids == expected.token_ids, name

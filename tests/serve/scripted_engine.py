@@ -24,6 +24,7 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True):
     tokens: repeated for ever unless they end with an end id.
     group: ids in one output. delay: seconds before each output.
     error_after, die_after, garbage_after: after so many ids fail, kill this process, break the protocol.
+    timing: seconds queued and prefilling, told with the first ids.
     """
 
     tokens: list[int]
@@ -32,6 +33,7 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True):
     error_after: int | None = None
     die_after: int | None = None
     garbage_after: int | None = None
+    timing: tuple[float, float] | None = None
 
 
 class Script(msgspec.Struct, forbid_unknown_fields=True):
@@ -44,6 +46,7 @@ class Script(msgspec.Struct, forbid_unknown_fields=True):
     fatal: str | None = None
     exit_on_load: int | None = None
     deaf: bool = False  # ignores Shutdown and SIGTERM
+    mute: bool = False  # answers no GetStats
     max_context: int = 512
     vocab_size: int = 320
     log: str = ""
@@ -95,6 +98,9 @@ class Engine:
                     if task := self.running.pop(request_id, None):
                         task.cancel()
                 case messages.GetStats():
+                    self.log({"event": "stats"})
+                    if script.mute:
+                        continue
                     self.send(messages.Stats(len(self.running), 0, 10, 10, self.steps))
                 case messages.Shutdown():
                     self.log({"event": "shutdown"})
@@ -123,7 +129,8 @@ class Engine:
             if behaviour.error_after is not None and done >= behaviour.error_after:
                 ids, reason, error = [], "error", "the logits are not finite"
             self.steps += 1
-            self.send(messages.StepOutput([messages.SequenceOutput(request_id, ids, reason, error)]))
+            told = messages.Timing(*behaviour.timing) if behaviour.timing and done == len(ids) else None
+            self.send(messages.StepOutput([messages.SequenceOutput(request_id, ids, reason, error, timing=told)]))
             await self.writer.drain()
             if reason is not None:
                 self.running.pop(request_id, None)

@@ -141,7 +141,7 @@ class RunningServer:
         eventually(lambda: self.health() == 200 or self.process.poll() is not None, 20)
         assert self.process.poll() is None, self.output.read_text()
         # The ledger is printed just after.
-        eventually(lambda: "curl" in self.output.read_text())
+        eventually(lambda: any(last in self.output.read_text() for last in ("curl ", '"message": "ready in')))
         return self
 
     def health(self) -> int | None:

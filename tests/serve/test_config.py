@@ -54,6 +54,8 @@ def test_every_field_has_a_flag_and_help(capsys: pytest.CaptureFixture[str]) -> 
         (["--config", "/does/not/exist.toml"], ["--config", "/does/not/exist.toml"]),
         (["--port"], ["--port", "expected one argument"]),
         (["one", "two"], ["two"]),
+        (["--log-format", "xml"], ["--log-format", "xml", "text, json"]),
+        (["--metrics-prefix", "9x:"], ["--metrics-prefix", "9x:", "letters, digits and underscores"]),
     ],
 )
 def test_wrong_flags_are_named(argv: list[str], words: list[str]) -> None:

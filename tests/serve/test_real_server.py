@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.serve.serve_harness import environment, eventually, free_port
 
@@ -167,6 +168,28 @@ def test_server_info_says_what_runs_and_why(server: Real) -> None:
     info = server.info()
     assert info["kernel_set"] == "cpu/*/bf16" and info["reason"].startswith(("no GPU: ", "no kernel set for "))
     assert info["max_context"] == 1024 and info["start"]["weights"] > 0
+    assert info["target"] == {"hardware": "cpu", "model": "*", "quant": "bf16"}
+    assert info["config"]["max_seqs"] == {"value": 12, "origin": "flag"}
+
+
+def test_metrics_of_the_real_engine(server: Real) -> None:
+    def scrape() -> dict[str, float]:
+        time.sleep(1.1)  # the engine is asked once a second
+        text = httpx.get(server.url + "/metrics", timeout=30).text
+        families = text_string_to_metric_families(text)
+        return {s.name + str(s.labels.get("part", "")): s.value for family in families for s in family.samples}
+
+    before = scrape()
+    usage = server.chat([{"role": "user", "content": "Say a word"}], max_tokens=7, temperature=0).usage
+    after = scrape()
+    grew = {name: value - before.get(name, 0) for name, value in after.items()}
+    # The last token is never computed again: its row is the next one's.
+    assert grew["atlas:iteration_tokens_total_sum"] == usage.prompt_tokens + usage.completion_tokens - 1
+    assert grew["atlas:steps_total"] == grew["atlas:iteration_requests_count"] == usage.completion_tokens
+    assert grew["atlas:step_seconds_totalsubmit"] > 10 * grew["atlas:step_seconds_totalwait"]
+    assert 0 < grew["atlas:request_queue_time_seconds_sum"] < grew["atlas:e2e_request_latency_seconds_sum"]
+    assert grew["atlas:request_prefill_time_seconds_sum"] < grew["atlas:time_to_first_token_seconds_sum"]
+    assert after["atlas:memory_bytes"] > 0 and after["process_resident_memory_bytes"] > 1e6
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ def check(response: httpx.Response, status: int, code: str | None, param: str | 
     assert response.status_code == status, response.text
     assert set(response.json()) == {"error"}
     error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) == {"message", "type", "param", "code", "request_id"}
+    assert error["request_id"] == response.headers["x-request-id"]
     if code is not None:
         assert error["code"] == code
     assert error["param"] == param, error

@@ -1,0 +1,29 @@
+"""The one typed configuration of the server: its settings, how they are read, and where each value came from."""
+
+from atlas.config.loading import (
+    LoadedConfig,
+    Origin,
+    add_offline_flags,
+    describe,
+    flag_name,
+    load,
+    offline_config,
+)
+from atlas.config.settings import OFFLINE_FIELDS, Backend, EngineConfig, LogFormat, LogLevel, ServeConfig, parse_bytes
+
+__all__ = [
+    "OFFLINE_FIELDS",
+    "Backend",
+    "EngineConfig",
+    "LoadedConfig",
+    "LogFormat",
+    "LogLevel",
+    "Origin",
+    "ServeConfig",
+    "add_offline_flags",
+    "describe",
+    "flag_name",
+    "load",
+    "offline_config",
+    "parse_bytes",
+]
