@@ -15,13 +15,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atlas.serve import tracking
 from atlas.serve.auth import Auth
-from atlas.serve.chat import chat_completions
-from atlas.serve.completions import completions
 from atlas.serve.errors import ApiError
 from atlas.serve.guard import Guard
 from atlas.serve.http import json_response
 from atlas.serve.limits import Deadline, Limits
-from atlas.serve.schemas import ModelCard, ModelList
+from atlas.serve.openai.answers import ModelCard, ModelList
+from atlas.serve.openai.chat import chat_completions
+from atlas.serve.openai.completions import completions
 from atlas.serve.scrape import metrics
 from atlas.serve.server_info import server_info, version
 from atlas.serve.service import Service

@@ -13,7 +13,7 @@ from atlas.engine.sampling import MAX_CHOICES, MAX_LOGPROBS, choice_seed, for_mo
 from atlas.engine.sampling_defaults import SamplingDefaults
 from atlas.errors import RequestError
 from atlas.serve.errors import ApiError, invalid
-from atlas.serve.schemas import ChatRequest, CompletionRequest
+from atlas.serve.openai.requests import ChatRequest, CompletionRequest
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024

@@ -22,7 +22,7 @@ from atlas.engine.messages import SamplingParams, SequenceOutput, TokenLogprobs
 from atlas.engine.sampling import choice_seed
 from atlas.runtime.runner import Runner, RunnerOptions
 from atlas.serve.generation import Reported
-from atlas.serve.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from atlas.serve.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from atlas.tokenizer import Tokenizer
 from atlas.weights import open_checkpoint
 from tests import tiny_model

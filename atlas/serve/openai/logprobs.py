@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from atlas.engine.messages import TokenLogprobs
 from atlas.serve.generation import Reported
-from atlas.serve.schemas import (
+from atlas.serve.openai.answers import (
     ChatLogprobs,
     ChatTokenLogprob,
     ChatTopLogprob,

@@ -17,16 +17,9 @@ from atlas.engine.messages import TokenLogprobs
 from atlas.serve.generation import Delta, Job, Whole, collect, generate_all
 from atlas.serve.http import EventStream, event, json_response, unless_gone
 from atlas.serve.limits import Account, account_of
+from atlas.serve.openai.answers import Answer, ChatChoice, ChatChunkChoice, CompletionChoice, Usage
+from atlas.serve.openai.requests import ChatRequest, CompletionRequest
 from atlas.serve.sampling import SamplingRequest
-from atlas.serve.schemas import (
-    Answer,
-    ChatChoice,
-    ChatChunkChoice,
-    ChatRequest,
-    CompletionChoice,
-    CompletionRequest,
-    Usage,
-)
 from atlas.serve.service import Service, Serving
 
 

@@ -14,10 +14,11 @@ from atlas.serve.errors import invalid
 from atlas.serve.frontend import check_length
 from atlas.serve.generation import Delta, Job, Reported, Whole
 from atlas.serve.http import read_body
-from atlas.serve.logprobs import completion_logprobs, prompt_logprobs
-from atlas.serve.respond import make_jobs, respond
+from atlas.serve.openai.answers import CompletionChoice, CompletionLogprobs, PromptLogprobs
+from atlas.serve.openai.logprobs import completion_logprobs, prompt_logprobs
+from atlas.serve.openai.requests import CompletionRequest, parse
+from atlas.serve.openai.respond import make_jobs, respond
 from atlas.serve.sampling import check
-from atlas.serve.schemas import CompletionChoice, CompletionLogprobs, CompletionRequest, PromptLogprobs, parse
 from atlas.serve.service import Service, Serving
 from atlas.tokenizer import Tokenizer
 

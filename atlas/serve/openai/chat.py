@@ -11,19 +11,18 @@ from starlette.responses import Response
 from atlas.engine.messages import TokenLogprobs
 from atlas.serve.generation import Delta, Job, Reported, Whole
 from atlas.serve.http import read_body
-from atlas.serve.logprobs import chat_logprobs, prompt_logprobs
-from atlas.serve.respond import make_jobs, respond
-from atlas.serve.sampling import check
-from atlas.serve.schemas import (
+from atlas.serve.openai.answers import (
     AnswerMessage,
     ChatChoice,
     ChatChunkChoice,
     ChatDelta,
     ChatLogprobs,
-    ChatRequest,
     PromptLogprobs,
-    parse,
 )
+from atlas.serve.openai.logprobs import chat_logprobs, prompt_logprobs
+from atlas.serve.openai.requests import ChatRequest, parse
+from atlas.serve.openai.respond import make_jobs, respond
+from atlas.serve.sampling import check
 from atlas.serve.service import Service
 from atlas.tokenizer import Tokenizer
 

@@ -1,0 +1,89 @@
+"""How a request body is read.
+
+A body is decoded once into plain values and then converted to a struct, so that fields Atlas does not know
+can be reported, and fields it knows but does not support can be refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from atlas.serve.errors import ApiError, invalid, unsupported
+
+_AT = re.compile(r"(?P<what>.*) - at `(?P<path>\$.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<field>\w+)`")
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """The JSON object that a body is. Raises ApiError 400."""
+    try:
+        value = msgspec.json.decode(body)
+    except RecursionError:
+        raise invalid(None, "nested too deeply", code="invalid_json") from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise invalid(None, f"not valid JSON: {error}", "a JSON object", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise invalid(None, f"a JSON {_json_name(value)}", "a JSON object", code="invalid_json")
+    return value
+
+
+def convert(
+    value: dict[str, Any],
+    kind: type[Body],
+    neutral: Mapping[str, tuple[Any, ...]] | None = None,
+    integers: Sequence[str] = (),
+) -> Body:
+    """The struct that a decoded body stands for. Raises ApiError 400.
+
+    neutral: fields that are known but not supported, with the values, besides null, that ask for nothing. They are
+        taken out of `value`.
+    integers: fields of whole numbers. Some writers spell large ones 1e18; such a number is whole whatever its type.
+    """
+    for name, values in (neutral or {}).items():
+        if (given := value.pop(name, None)) is not None and not _among(given, values):
+            raise unsupported(name, _shorten(given))
+    for name in integers:
+        if isinstance(given := value.get(name), float) and abs(given) >= 2**53:
+            value[name] = int(given)
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise _explain(str(error)) from None
+
+
+def _among(given: Any, values: tuple[Any, ...]) -> bool:
+    # True == 1 in Python, but `"n": true` is not 1.
+    return any(given == value and isinstance(given, bool) == isinstance(value, bool) for value in values)
+
+
+def _explain(text: str) -> ApiError:
+    match = _AT.fullmatch(text)
+    what, path = (match["what"], match["path"].removeprefix("$").lstrip(".")) if match else (text, "")
+    if missing := _MISSING.fullmatch(what):
+        path = f"{path}.{missing['field']}" if path else missing["field"]
+        return invalid(path, "missing", code="missing_required_parameter")
+    if path.endswith("role") and what.startswith("Invalid enum value"):
+        roles = "system, developer, user, assistant, tool"
+        return invalid(path, what.replace("Invalid enum value", "unknown role"), roles)
+    if re.search(r"content\[\d+\]\.type$", path):
+        return invalid(path, what, "text parts only", code="unsupported_content")
+    return invalid(path or None, what)
+
+
+def _json_name(value: Any) -> str:
+    names = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")
+
+
+def _shorten(value: Any) -> str:
+    try:
+        text = msgspec.json.encode(value).decode()
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return "this value"
+    return text if len(text) <= 60 else text[:57] + "..."
