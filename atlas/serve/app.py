@@ -1,10 +1,10 @@
-"""The routes, and the error shape of everything that goes wrong on the way to them."""
+"""The application: its routes, the layers around them, and the error shape of what goes wrong on the way to them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,20 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atlas.serve import tracking
 from atlas.serve.auth import Auth
+from atlas.serve.endpoint import Endpoint
 from atlas.serve.errors import ApiError
 from atlas.serve.guard import Guard
-from atlas.serve.http import json_response
 from atlas.serve.limits import Deadline, Limits
-from atlas.serve.openai.answers import ModelCard, ModelList
-from atlas.serve.openai.chat import chat_completions
-from atlas.serve.openai.completions import completions
-from atlas.serve.scrape import metrics
-from atlas.serve.server_info import server_info, version
+from atlas.serve.routes import ENDPOINTS
 from atlas.serve.service import Service
 
 logger = logging.getLogger("atlas.serve")
-
-Endpoint = Callable[[Request, Service], Awaitable[Response]]
 
 
 def create_app(service: Service, keys: Iterable[bytes], bound: Sequence[str]) -> ASGIApp:
@@ -42,32 +36,8 @@ def create_app(service: Service, keys: Iterable[bytes], bound: Sequence[str]) ->
         ConfigError: `--allowed-host` or `--cors-origin` is wrong.
     """
 
-    def route(path: str, endpoint: Endpoint, method: str) -> Route:
-        async def handle(request: Request) -> Response:
-            tracking.route_taken(path)
-            try:
-                return await endpoint(request, service)
-            except ApiError as error:
-                return error.response(request.scope)
-            except ClientDisconnect:
-                return Response(status_code=499)  # nobody reads it
-            except Exception:
-                logger.exception("%s %s failed", method, path)
-                return ApiError(500, "internal_error", "the server failed on this request").response(request.scope)
-
-        return Route(path, handle, methods=[method])
-
     app = Starlette(
-        routes=[
-            route("/health", _health, "GET"),
-            route("/metrics", metrics, "GET"),
-            route("/version", version, "GET"),
-            route("/server_info", server_info, "GET"),
-            route("/v1/models", _models, "GET"),
-            route("/v1/models/{model:path}", _model, "GET"),
-            route("/v1/chat/completions", chat_completions, "POST"),
-            route("/v1/completions", completions, "POST"),
-        ],
+        routes=[_route(endpoint, service) for endpoint in ENDPOINTS],
         exception_handlers={HTTPException: _http_error},
     )
     # From the inside out. Whoever is turned away by an outer layer costs the inner ones nothing.
@@ -75,6 +45,22 @@ def create_app(service: Service, keys: Iterable[bytes], bound: Sequence[str]) ->
     limited = _Counting(Limits(Deadline(app, config.request_timeout), config), service)
     guarded = Guard(Auth(limited, keys), bound, config.allowed_host, config.cors_origin)
     return tracking.Tracking(guarded, service.metrics, service.finished)
+
+
+def _route(endpoint: Endpoint, service: Service) -> Route:
+    async def handle(request: Request) -> Response:
+        tracking.route_taken(endpoint.path)
+        try:
+            return await endpoint.handler(request, service)
+        except ApiError as error:
+            return error.response(request.scope)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
+        except Exception:
+            logger.exception("%s %s failed", endpoint.method, endpoint.path)
+            return ApiError(500, "internal_error", "the server failed on this request").response(request.scope)
+
+    return Route(endpoint.path, handle, methods=[endpoint.method])
 
 
 class _Counting:
@@ -108,26 +94,6 @@ class _Counting:
             await response(scope, counting_receive, send)
         finally:
             self._service.active -= counted
-
-
-async def _health(_: Request, service: Service) -> Response:
-    health = service.health()
-    headers = {} if health.status == "ok" else {"Retry-After": "1"}
-    return json_response(health, headers, 200 if health.status == "ok" else 503)
-
-
-async def _models(_: Request, service: Service) -> Response:
-    return json_response(ModelList([_card(service)]))
-
-
-async def _model(request: Request, service: Service) -> Response:
-    service.check_model(request.path_params["model"])
-    return json_response(_card(service))
-
-
-def _card(service: Service) -> ModelCard:
-    serving = service.require()
-    return ModelCard(id=service.config.model_name, created=service.created, max_model_len=serving.ready.max_context)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 import msgspec
 
 from atlas.text.assembler import FinishReason
@@ -105,7 +107,10 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+Choice = TypeVar("Choice", ChatChoice, ChatChunkChoice, CompletionChoice)
+
+
+class Answer(msgspec.Struct, Generic[Choice], frozen=True, kw_only=True):
     """A whole response or one chunk. `usage` stays out of chunks unless the client asked for it."""
 
     id: str
@@ -113,7 +118,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     system_fingerprint: str
-    choices: list[ChatChoice] | list[ChatChunkChoice] | list[CompletionChoice]
+    choices: list[Choice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -69,7 +69,7 @@ async def respond(
     headers: dict[str, str],
 ) -> Response:
     """Run the jobs and answer, streamed or in one piece."""
-    frame = Answer(
+    frame: Answer[Any] = Answer(
         id=form.id_prefix + secrets.token_hex(12),
         object=form.chunk_object if request.stream else form.object,
         created=int(time.time()),
@@ -97,7 +97,7 @@ async def respond(
 
 
 async def _events(
-    serving: Serving, jobs: Sequence[Job], form: Format, frame: Answer, with_usage: bool, account: Account
+    serving: Serving, jobs: Sequence[Job], form: Format, frame: Answer[Any], with_usage: bool, account: Account
 ) -> AsyncGenerator[bytes, None]:
     def chunk(choice: ChatChunkChoice | CompletionChoice) -> bytes:
         # With include_usage every chunk has the key, null until the last one.

@@ -1,0 +1,122 @@
+"""Every endpoint of the server. A new one is a handler somewhere and a line here."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from atlas.serve.endpoint import Endpoint, Text
+from atlas.serve.http import json_response
+from atlas.serve.openai.answers import Answer, ChatChoice, ChatChunkChoice, CompletionChoice, ModelCard, ModelList
+from atlas.serve.openai.chat import chat_completions
+from atlas.serve.openai.completions import completions
+from atlas.serve.openai.requests import ChatRequest, CompletionRequest
+from atlas.serve.scrape import metrics
+from atlas.serve.server_info import ServerInfo, Version, server_info, version
+from atlas.serve.service import Health, Service
+
+
+async def _health(_: Request, service: Service) -> Response:
+    health = service.health()
+    headers = {} if health.status == "ok" else {"Retry-After": "1"}
+    return json_response(health, headers, 200 if health.status == "ok" else 503)
+
+
+async def _live(_: Request, __: Service) -> Response:
+    # Whoever restarts a process that loads for long only makes it begin again.
+    return json_response(Health("ok"))
+
+
+async def _models(_: Request, service: Service) -> Response:
+    return json_response(ModelList([_card(service)]))
+
+
+async def _model(request: Request, service: Service) -> Response:
+    service.check_model(request.path_params["model"])
+    return json_response(_card(service))
+
+
+def _card(service: Service) -> ModelCard:
+    serving = service.require()
+    return ModelCard(id=service.config.model_name, created=service.created, max_model_len=serving.ready.max_context)
+
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        method="POST",
+        path="/v1/chat/completions",
+        handler=chat_completions,
+        summary="Answer a conversation.",
+        tag="OpenAI",
+        body=ChatRequest,
+        answers={200: Answer[ChatChoice]},
+        stream=Answer[ChatChunkChoice],
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/completions",
+        handler=completions,
+        summary="Continue one or several prompts.",
+        tag="OpenAI",
+        body=CompletionRequest,
+        answers={200: Answer[CompletionChoice]},
+        stream=Answer[CompletionChoice],
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/models",
+        handler=_models,
+        summary="The models that are served: one.",
+        tag="OpenAI",
+        answers={200: ModelList},
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/models/{model:path}",
+        handler=_model,
+        summary="One model, by its name.",
+        tag="OpenAI",
+        answers={200: ModelCard},
+        errors=(404,),
+    ),
+    Endpoint(
+        method="GET",
+        path="/health",
+        handler=_health,
+        summary="Whether requests are answered: 503 while the model loads, after the engine died, in a shutdown.",
+        tag="Server",
+        answers={200: Health, 503: Health},
+    ),
+    Endpoint(
+        method="GET",
+        path="/health/live",
+        handler=_live,
+        summary="Whether the process runs, while the model loads too.",
+        tag="Server",
+        answers={200: Health},
+    ),
+    Endpoint(
+        method="GET",
+        path="/metrics",
+        handler=metrics,
+        summary="Numbers for Prometheus.",
+        tag="Server",
+        answers={200: Text("text/plain")},
+    ),
+    Endpoint(
+        method="GET",
+        path="/version",
+        handler=version,
+        summary="The version of Atlas.",
+        tag="Server",
+        answers={200: Version},
+    ),
+    Endpoint(
+        method="GET",
+        path="/server_info",
+        handler=server_info,
+        summary="What runs, why, with which settings, and how full it is.",
+        tag="Server",
+        answers={200: ServerInfo},
+    ),
+)
