@@ -82,6 +82,9 @@ class Engine:
             bad = next(token for token in prompt if not 0 <= token < vocab)
             raise RequestError("prompt", f"token id {bad}", f"0..{vocab - 1}")
         check(sampling, vocab)
+        for name in ("grammar", "thinking"):
+            if getattr(sampling, name) is not None:
+                raise RequestError(name, "given", "nothing yet: this engine cannot do it")
         sequence = Sequence(request_id, len(prompt), list(prompt), sampling)
         self._sequences[request_id] = sequence
         self.scheduler.add(sequence)

@@ -18,7 +18,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -31,6 +31,40 @@ MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 REPETITION_RANGE = (0.01, 100.0)
+
+
+GrammarSyntax = Literal["json_object", "json_schema", "regex", "choice", "lark", "gbnf"]
+
+
+class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the text of an answer must be: each of its tokens is chosen among those that some such text goes on with.
+
+    syntax: what `text` is.
+        json_object: empty; any JSON object.
+        json_schema: a JSON Schema, as JSON; a JSON text that it accepts.
+        regex: a regular expression that the whole answer matches (Rust's `regex` syntax).
+        choice: a JSON array of strings; one of them.
+        lark: a grammar in Lark's syntax with llguidance's additions; its start rule is `start`.
+        gbnf: a grammar in llama.cpp's syntax (also known as EBNF); its start rule is `root`.
+    """
+
+    syntax: GrammarSyntax
+    text: str = ""
+
+
+class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How an answer's thinking ends. A grammar begins after it.
+
+    end: token ids of the marker that ends it, at least one.
+    inside: the prompt ends inside thinking, so that the answer begins there.
+    budget: after so many tokens inside, the marker's ids are forced; None: the model ends it.
+    begin: token ids of the marker that begins it, for models that may open it themselves; () if none do.
+    """
+
+    end: tuple[int, ...]
+    inside: bool = True
+    budget: int | None = None
+    begin: tuple[int, ...] = ()
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,6 +87,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: report the log-probability of each generated token and of the so many most likely ones;
         None reports nothing.
     prompt_logprobs: the same for each token of the prompt but the first.
+    grammar: what the answer must be; None: anything. Its end ends the request, as a stop token does.
+    thinking: the answer may begin with thinking, which no grammar is for.
+    priority: requests of a lower one run first.
     """
 
     max_tokens: int
@@ -69,6 +106,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+    thinking: Thinking | None = None
+    priority: int = 0
 
     @property
     def penalises(self) -> bool:
@@ -175,5 +215,22 @@ def check(params: SamplingParams, vocab_size: int) -> None:
         value = getattr(params, name)
         if value is not None and not 0 <= value <= MAX_LOGPROBS:
             raise RequestError(name, str(value), f"an integer from 0 to {MAX_LOGPROBS}")
+    if params.grammar is not None and params.grammar.syntax not in get_args(GrammarSyntax):
+        raise RequestError("grammar.syntax", repr(params.grammar.syntax), ", ".join(get_args(GrammarSyntax)))
+    if params.thinking is not None:
+        _check_thinking(params.thinking, vocab_size)
+    if not -(1 << 63) <= params.priority < 1 << 63:
+        raise RequestError("priority", str(params.priority), "a 64-bit integer")
     if not -(1 << 63) <= params.seed < 1 << 63:
         raise RequestError("seed", str(params.seed), "a 64-bit integer")
+
+
+def _check_thinking(thinking: Thinking, vocab_size: int) -> None:
+    if not thinking.end:
+        raise RequestError("thinking.end", "no token ids", "those of the marker that ends thinking")
+    for name in ("end", "begin"):
+        for position, token in enumerate(getattr(thinking, name)):
+            if not 0 <= token < vocab_size:
+                raise RequestError(f"thinking.{name}[{position}]", str(token), f"ids from 0 to {vocab_size - 1}")
+    if thinking.budget is not None and thinking.budget < 0:
+        raise RequestError("thinking.budget", str(thinking.budget), "an integer of at least 0")

@@ -127,7 +127,8 @@ def test_every_field_reaches_the_engine() -> None:
     assert first == EngineParams(**given, stop_token_ids=(2, 3, 8))
     assert second == msgspec.structs.replace(first, seed=choice_seed(11, 1), prompt_logprobs=None)
     fields = {*EngineParams.__struct_fields__}
-    assert fields <= {*given, "stop_token_ids"}, "a field of the engine that this test does not know"
+    unreachable = {"grammar", "thinking", "priority"}  # an engine refuses the first two so far; all of a call are equal
+    assert fields - unreachable <= {*given, "stop_token_ids"}, "a field of the engine that this test does not know"
 
 
 def test_limits_that_depend_on_the_model() -> None:
