@@ -152,6 +152,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_queue: Annotated[
         int, Meta(ge=1, description="sequences that wait for their first token; more are refused with 429")
     ] = 2048
+    strict_fields: Annotated[
+        bool, Meta(description="refuse requests with fields that do not exist, instead of naming them in a header")
+    ] = False
     request_timeout: Annotated[
         Annotated[float, Meta(gt=0, le=86400)] | None,
         Meta(description="seconds from a request's arrival to the end of its answer; unset: no limit"),

@@ -7,17 +7,33 @@ can be reported, and fields it knows but does not support can be refused by name
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from atlas.serve.errors import ApiError, invalid, unsupported
+from atlas.serve.unknown_fields import unknown_fields
 
 _AT = re.compile(r"(?P<what>.*) - at `(?P<path>\$.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>\w+)`")
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+def parse(
+    body: bytes,
+    kind: type[Body],
+    neutral: Mapping[str, tuple[Any, ...]] | None = None,
+    integers: Sequence[str] = (),
+    ignore_empty: Collection[str] = (),
+) -> tuple[Body, list[str]]:
+    """A request body, and the paths of the fields in it that nothing reads. Raises ApiError 400.
+
+    neutral, integers: see `convert`.  ignore_empty: see `unknown_fields`.
+    """
+    value = decode(body)
+    return convert(value, kind, neutral, integers), unknown_fields(value, kind, ignore_empty)
 
 
 def decode(body: bytes) -> dict[str, Any]:

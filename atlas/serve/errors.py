@@ -103,6 +103,12 @@ def unsupported(param: str, found: str, fix: str = "leave it out") -> ApiError:
     return ApiError(400, "unsupported_parameter", message, param)
 
 
+def unknown(param: str) -> ApiError:
+    """400: a field that does not exist, on a server that is strict about it."""
+    fix = "leave it out (this server was started with --strict-fields)"
+    return ApiError(400, "unknown_parameter", str(AtlasError(param, "no field of this request", fix=fix)), param)
+
+
 def unavailable(code: str, message: str, retry_after: int = 5) -> ApiError:
     """503: try again later."""
     return ApiError(503, code, message, headers={"Retry-After": str(retry_after)})

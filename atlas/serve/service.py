@@ -12,10 +12,11 @@ from atlas.config import Origin, ServeConfig
 from atlas.engine.client import EngineClient
 from atlas.engine.messages import Ready
 from atlas.serve.engine_watch import EngineWatch
-from atlas.serve.errors import ApiError, unavailable
+from atlas.serve.errors import ApiError, unavailable, unknown
 from atlas.serve.frontend import Frontend
 from atlas.serve.metrics import Metrics
 from atlas.serve.tracking import Record
+from atlas.serve.unknown_fields import MAX_REPORTED, general_path
 
 logger = logging.getLogger("atlas.serve")
 
@@ -83,8 +84,14 @@ class Service:
             raise ApiError(404, "model_not_found", message, "model")
 
     def report_ignored(self, fields: Iterable[str]) -> dict[str, str]:
-        """The response header that lists fields nobody reads; each is logged once."""
-        names = [field.encode("ascii", "backslashreplace").decode()[:80] for field in fields][:32]
+        """The response header that lists fields nobody reads; each is logged once.
+
+        Raises ApiError 400 under `--strict-fields` if there are any.
+        """
+        names = [field.encode("ascii", "backslashreplace").decode()[:80] for field in fields][:MAX_REPORTED]
+        if names and self.config.strict_fields:
+            raise unknown(names[0])
+        names = list(dict.fromkeys(map(general_path, names)))
         for name in names:
             if name not in self._reported and len(self._reported) < 1000:
                 self._reported.add(name)

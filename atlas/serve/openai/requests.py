@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from atlas.serve.body import convert, decode
+from atlas.serve import body as body_module
 from atlas.text.messages import ChatMessage
 
 
@@ -99,8 +99,7 @@ _NEUTRAL_COMPLETION: Mapping[str, tuple[Any, ...]] = {
 }
 
 # Parts of an answer that clients send back with the history. They say nothing when empty.
-_EMPTY_IN_HISTORY = frozenset({"refusal", "annotations", "audio", "function_call"})
-
+_EMPTY_IN_HISTORY = frozenset(f"messages[].{name}" for name in ("refusal", "annotations", "audio", "function_call"))
 
 _INTEGERS = ("max_tokens", "max_completion_tokens")
 
@@ -109,24 +108,5 @@ Request = TypeVar("Request", ChatRequest, CompletionRequest)
 
 def parse(body: bytes, kind: type[Request]) -> tuple[Request, list[str]]:
     """A request body and the paths of the fields in it that nothing reads. Raises ApiError 400."""
-    value = decode(body)
-    request = convert(value, kind, _NEUTRAL_CHAT if kind is ChatRequest else _NEUTRAL_COMPLETION, _INTEGERS)
-    return request, _ignored(value, kind)
-
-
-def _ignored(value: dict[str, Any], kind: type[msgspec.Struct]) -> list[str]:
-    ignored = [name for name in value if name not in kind.__struct_fields__]
-    ignored += [
-        f"stream_options.{name}"
-        for name in value.get("stream_options") or {}
-        if name not in StreamOptions.__struct_fields__
-    ]
-    if kind is ChatRequest:
-        in_messages = {
-            name: None
-            for message in value["messages"]
-            for name, given in message.items()
-            if name not in ChatMessage.__struct_fields__ and (given or name not in _EMPTY_IN_HISTORY)
-        }
-        ignored += [f"messages[].{name}" for name in in_messages]
-    return ignored
+    neutral = _NEUTRAL_CHAT if kind is ChatRequest else _NEUTRAL_COMPLETION
+    return body_module.parse(body, kind, neutral, _INTEGERS, _EMPTY_IN_HISTORY)

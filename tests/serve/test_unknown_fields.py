@@ -1,0 +1,116 @@
+"""Fields that nobody reads are named wherever they stand, for every endpoint's body."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from serve_harness import Start
+
+from atlas.serve import body
+from atlas.serve.routes import ENDPOINTS
+from atlas.serve.unknown_fields import MAX_REPORTED, general_path, unknown_fields
+
+
+class Inner(msgspec.Struct):
+    x: int = 0
+
+
+class Red(msgspec.Struct, tag_field="type", tag="red"):
+    inner: Inner | None = None
+
+
+class Blue(msgspec.Struct, tag_field="type", tag="blue", rename={"name": "Name"}):
+    name: str = ""
+
+
+class Tree(msgspec.Struct):
+    children: list[Tree] = []
+    colours: list[Red | Blue] | str | None = None
+    table: dict[str, Inner] = {}
+    bounded: Annotated[list[Annotated[Inner, msgspec.Meta(title="t")]] | None, msgspec.Meta(description="d")] = None
+    free: Any = None
+    plain: dict[str, Any] = {}
+    words: list[str] | Literal["none"] = "none"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({}, []),
+        ({"a": None}, ["a"]),
+        ({"children": [{}, {"y": 1}, {"children": [{"z": 0}]}]}, ["children[1].y", "children[2].children[0].z"]),
+        ({"children": [{"y": 1}, {"y": 1}]}, ["children[0].y"]),
+        ({"colours": [{"type": "red", "inner": {"x": 1, "X": 1}}]}, ["colours[0].inner.X"]),
+        ({"colours": [{"type": "blue", "name": "n", "Name": "n"}]}, ["colours[0].name"]),
+        ({"colours": "red", "words": ["a"]}, []),
+        ({"table": {"a": {"x": 1}, "b": {"q": 1}}}, ["table.b.q"]),
+        ({"bounded": [{"w": 1}]}, ["bounded[0].w"]),
+        ({"free": {"anything": [{"a": 1}]}, "plain": {"b": {"c": 1}}}, []),
+        ({"old": "", "older": []}, ["older"]),
+    ],
+)
+def test_paths(value: dict[str, Any], expected: list[str]) -> None:
+    msgspec.convert(value, Tree)
+    assert unknown_fields(value, Tree, ["old", "children[].old"]) == expected
+
+
+def test_the_list_is_bounded() -> None:
+    assert len(unknown_fields({f"f{i}": i for i in range(1000)}, Tree)) == MAX_REPORTED
+
+
+@given(st.data())
+def test_what_a_strict_struct_refuses_is_what_is_reported(data: st.DataObject) -> None:
+    """msgspec itself finds the first unknown field of a struct that forbids them."""
+    strict = msgspec.defstruct("S", [("a", int, 0), ("b", int | None, None)], forbid_unknown_fields=True)
+    loose = msgspec.defstruct("L", [("a", int, 0), ("b", int | None, None)])
+    value = data.draw(st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.integers(0, 3)))
+    try:
+        msgspec.convert(value, strict)
+        refused = False
+    except msgspec.ValidationError:
+        refused = True
+    assert bool(unknown_fields(value, loose)) == refused
+
+
+@pytest.mark.parametrize("endpoint", [e for e in ENDPOINTS if e.body is not None], ids=lambda e: e.path)
+def test_no_body_accepts_what_it_does_not_know(endpoint: Any) -> None:
+    """A struct that forbids unknown fields would refuse them without --strict-fields."""
+    required = [f for f in msgspec.structs.fields(endpoint.body) if f.required]
+    value = {field.encode_name: _example(field.type) for field in required}
+    converted, ignored = body.parse(msgspec.json.encode({**value, "xyzzy": 1}), endpoint.body)
+    assert isinstance(converted, endpoint.body) and ignored == ["xyzzy"]
+
+
+def _example(kind: Any) -> Any:
+    for value in ("a", 1, [], {}, [{"role": "user", "content": "a"}]):
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            continue
+        return value
+    raise AssertionError(kind)
+
+
+def test_strict_fields(start: Start) -> None:
+    server = start("--strict-fields").wait_ready()
+    good = {"messages": [{"role": "user", "content": "a", "refusal": None}], "stream_options": {"include_usage": True}}
+    assert server.http.post("/v1/chat/completions", json=good).status_code == 200
+    for extra, path in (
+        ({"tempurature": 1}, "tempurature"),
+        ({"messages": [*good["messages"], {"role": "user", "content": "a", "mood": 1}]}, "messages[1].mood"),
+        ({"stream_options": {"usage": True}}, "stream_options.usage"),
+    ):
+        response = server.http.post("/v1/chat/completions", json={**good, **extra})
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (400, "unknown_parameter", path)
+        assert path in error["message"] and "--strict-fields" in error["message"]
+    response = server.http.post("/v1/completions", json={"prompt": "a", "é\r\n": 1})
+    assert response.json()["error"]["param"] == "\\xe9\r\n"
+
+
+def test_general_path() -> None:
+    assert general_path("a[12].b[0].c") == "a[].b[].c"
