@@ -92,6 +92,12 @@ def speaks_anthropic(scope: Scope) -> bool:
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
+def error_event(scope: Scope, error: ApiError) -> bytes:
+    """The error as a server-sent event, for a stream that breaks off: in Anthropic's API it has a name."""
+    name = b"event: error\n" if speaks_anthropic(scope) else b""
+    return name + b"data: " + error.encode_for(scope) + b"\n\n"
+
+
 def invalid(param: str | None, found: str, accepted: str = "", *, code: str = "invalid_value") -> ApiError:
     """400: a field that is wrong. The message is built as every Atlas error is: where, found, accepted."""
     return ApiError(400, code, str(AtlasError(param or "request body", found, accepted)), param)

@@ -13,13 +13,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from atlas.serve.errors import ApiError
+from atlas.serve.errors import ApiError, error_event
 
 logger = logging.getLogger("atlas.serve")
 
 MAX_BODY = 32 << 20
 BODY_SECONDS = 60.0
 DONE = b"data: [DONE]\n\n"
+PING_SECONDS = 10.0
 
 T = TypeVar("T")
 
@@ -85,40 +86,60 @@ def event(value: Any) -> bytes:
 class EventStream(Response):
     """Server-sent events from an async generator, which is closed as soon as the client goes away.
 
-    An ApiError (or a fault of our own) after the headers becomes an error event; `[DONE]` always follows,
-    so that a client that reads on never waits for something that does not come.
+    An ApiError (or a fault of our own) after the headers becomes an error event, as the API that was asked words it.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, end: bytes = DONE, ping: bytes = b""
+    ) -> None:
+        """end: always the last that is sent, so that a client that reads on never waits for something that does not
+        come.  ping: sent after every PING_SECONDS without an event, for whoever takes a silent connection for a dead
+        one."""
         super().__init__(None, 200, {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
-        self._events = events
+        self._events, self._end, self._ping = events, end, ping
+        self._sent = 0
+        self._sending = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writing = asyncio.ensure_future(self._write(send))
+        writing = asyncio.ensure_future(self._write(scope, send))
         gone = asyncio.ensure_future(_disconnected(receive))
+        seconds = PING_SECONDS if self._ping else None
         try:
-            await asyncio.wait((writing, gone), return_when=asyncio.FIRST_COMPLETED)
+            done, sent = False, 0
+            while not done:
+                finished, _ = await asyncio.wait((writing, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                done = bool(finished)
+                # Between two events only: a client that does not read is owed no ping.
+                if not done and not self._sending and sent == self._sent:
+                    await send(_body(self._ping))
+                sent = self._sent
             if writing.done():
                 writing.result()
         finally:
             await _cancel(writing, gone)
             await self._events.aclose()
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        self._sending = False
         try:
             async for chunk in self._events:
+                self._sending = True
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                self._sending = False
+                self._sent += 1
         except ApiError as error:
-            await send(_body(b"data: " + error.encode() + b"\n\n"))
+            await send(_body(error_event(scope, error)))
         except Exception:
             logger.exception("a stream broke off")
             fault = ApiError(500, "internal_error", "the server failed while it wrote this stream")
-            await send(_body(b"data: " + fault.encode() + b"\n\n"))
-        await send(_body(DONE))
+            await send(_body(error_event(scope, fault)))
+        self._sending = True
+        if self._end:
+            await send(_body(self._end))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

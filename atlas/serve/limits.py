@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atlas.config import ServeConfig
 from atlas.serve.auth import ANONYMOUS, CLIENT
-from atlas.serve.errors import ApiError, speaks_anthropic, too_many
+from atlas.serve.errors import ApiError, error_event, speaks_anthropic, too_many
 
 ACCOUNT = "atlas.account"
 """Where the scope keeps a request's Account."""
@@ -212,5 +212,4 @@ class Deadline:
 
 
 def _last_event(scope: Scope, error: ApiError) -> bytes:
-    data = b"data: " + error.encode_for(scope) + b"\n\n"
-    return b"event: error\n" + data if speaks_anthropic(scope) else data + b"data: [DONE]\n\n"
+    return error_event(scope, error) + (b"" if speaks_anthropic(scope) else b"data: [DONE]\n\n")

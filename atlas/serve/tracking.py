@@ -157,7 +157,7 @@ class Generation:
 
 
 class Tracking:
-    """The layer that makes records and gives every answer its `x-request-id`."""
+    """The layer that makes records and gives every answer its `x-request-id` (and `request-id`)."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, finished: Sequence[Callable[[Record], None]]) -> None:
         """finished: each is called with the record of every request that has ended."""
@@ -179,7 +179,10 @@ class Tracking:
         async def tracked_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message = {**message, "headers": [*message["headers"], (b"x-request-id", record.id.encode())]}
+                # Clients of OpenAI's API read the first, those of Anthropic's the second.
+                names = (b"x-request-id", b"request-id")
+                ids = [(name, record.id.encode()) for name in names]
+                message = {**message, "headers": [*message["headers"], *ids]}
             await send(message)
 
         tokens = current.set(record), logs.request_id.set(record.id)
