@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -59,11 +60,26 @@ class LoadedConfig(msgspec.Struct, frozen=True):
     print_config: bool = False
 
 
+def _sampling(raw: Any) -> dict[str, float]:
+    # Its ranges stand with the engine, which imports this package.
+    from atlas.engine.sampling_defaults import parse_defaults
+
+    return parse_defaults(raw)
+
+
 _PARSERS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "kv_memory": (parse_bytes, SIZE_ACCEPTED),
     "api_key": (digest_keys, KEY_ACCEPTED),
+    "default_sampling": (_sampling, 'an object of sampling fields and numbers, such as {"temperature": 0.2}'),
 }
-_METAVARS = {"kernel_pack": "FILE", "api_key": "KEY", "allowed_host": "HOST", "cors_origin": "ORIGIN"}
+_METAVARS = {
+    "kernel_pack": "FILE",
+    "api_key": "KEY",
+    "allowed_host": "HOST",
+    "cors_origin": "ORIGIN",
+    "chat_template": "FILE",
+    "default_sampling": "JSON",
+}
 
 
 def describe(origins: Sequence[Origin]) -> str:
@@ -74,8 +90,10 @@ def describe(origins: Sequence[Origin]) -> str:
 
 
 def _shown(value: Any) -> str:
-    if value is None or value == ():
+    if value is None or value in ((), {}):
         return "unset"
+    if isinstance(value, dict):
+        return json.dumps(value)
     if isinstance(value, tuple):
         return ", ".join(name_of(item) if isinstance(item, bytes) else item for item in value)
     return str(value)
@@ -87,7 +105,7 @@ def load(argv: Sequence[str]) -> LoadedConfig:
     file, print_config = given.pop("config_file", None), given.pop("print_config", False)
     from_file = _read_file(Path(file)) if file else {}
     values: dict[str, Any] = {}
-    origins = []
+    origins, builtin = [], ServeConfig()
     for field in msgspec.structs.fields(ServeConfig):
         name = field.name
         if name in given:
@@ -95,7 +113,7 @@ def load(argv: Sequence[str]) -> LoadedConfig:
         elif name in from_file:
             where, origin, raw, strict = f"{file}: {name}", f"file {file}", from_file[name], True
         else:
-            origins.append(Origin(name, field.default, "built-in"))
+            origins.append(Origin(name, getattr(builtin, name), "built-in"))
             continue
         values[name] = _convert(where, name, raw, strict=strict)
         origins.append(Origin(name, values[name], origin))
@@ -143,17 +161,18 @@ def add_offline_flags(parser: argparse._ActionsContainer, without: Sequence[str]
 def _add_flag(parser: argparse._ActionsContainer, field: Any) -> None:
     hint = get_type_hints(ServeConfig)[field.name]
     help_text = _description(field.name)
-    if field.default not in (None, ()):
+    if field.default not in (None, ()) and field.default_factory is msgspec.NODEFAULT:
         help_text += f" (default: {field.default})"
     choices = get_args(hint)
     if field.name == "model":
         parser.add_argument("model", nargs="?", metavar="MODEL", help=help_text)
-    elif hint is bool:
+    elif hint in (bool, bool | None):
         parser.add_argument(flag_name(field.name), action=argparse.BooleanOptionalAction, help=help_text)
     elif get_origin(hint) is tuple:
         parser.add_argument(flag_name(field.name), action="append", metavar=_METAVARS[field.name], help=help_text)
     else:
-        metavar = "|".join(choices) if choices and all(isinstance(c, str) for c in choices) else None
+        literal = choices and all(isinstance(choice, str) for choice in choices)
+        metavar = "|".join(choices) if literal else _METAVARS.get(field.name)
         parser.add_argument(flag_name(field.name), metavar=metavar, help=help_text)
 
 

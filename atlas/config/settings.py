@@ -12,6 +12,21 @@ from msgspec import Meta
 Backend = Literal["auto", "cpu", "cuda", "reference"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
+# "auto", "none", and the names of atlas.parsers.TOOL_FORMATS and MARKERS; a test compares them.
+ToolParser = Literal[
+    "auto",
+    "none",
+    "hermes",
+    "qwen3_coder",
+    "llama3_json",
+    "mistral",
+    "minimax",
+    "deepseek",
+    "deepseek_v32",
+    "glm",
+    "gemma",
+]
+ReasoningParser = Literal["auto", "none", "think", "deepseek_r1", "mistral", "gemma"]
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 SIZE_ACCEPTED = "a number of bytes, or a number with a unit such as 512MiB, 2GiB or 1.5GB"
@@ -65,6 +80,28 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     served_model_name: Annotated[
         str | None, Meta(description="name of the model in the API; unset: MODEL, without its folder")
     ] = None
+    chat_template: Annotated[
+        str | None, Meta(description="file with a Jinja2 chat template, in place of the model's own")
+    ] = None
+    tool_parser: Annotated[
+        ToolParser,
+        Meta(description="how the model writes tool calls; none: calls stay text; auto: what suits the model"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        ReasoningParser,
+        Meta(description="what the model writes around reasoning; none: it stays in the answer; auto: what suits it"),
+    ] = "auto"
+    enable_thinking: Annotated[
+        bool | None,
+        Meta(description="thinking switch of requests that leave it out; unset: what the chat template does then"),
+    ] = None
+    default_sampling: Annotated[
+        dict[str, float],
+        Meta(
+            description="sampling of requests that leave it out, over the model's own: a JSON object such as "
+            '\'{"temperature": 0.2, "top_k": 40}\''
+        ),
+    ] = {}
     quant: Annotated[
         str | None,
         Meta(

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from atlas.config import Origin, ServeConfig
 from atlas.engine.sampling_defaults import SamplingDefaults
-from atlas.errors import CheckpointError, RequestError
+from atlas.errors import CheckpointError, ConfigError, RequestError
 from atlas.serve.errors import ApiError, invalid
 from atlas.serve.offload import Offload
+from atlas.serve.presets import Presets
 from atlas.text.chat_template import ChatTemplate
 from atlas.text.messages import ChatMessage, turns
 from atlas.tokenizer import Tokenizer
@@ -37,31 +39,38 @@ class Frontend:
         self,
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
-        defaults: SamplingDefaults,
+        presets: Presets,
         template_fault: str = "",
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
-        self.defaults = defaults
+        self.presets = presets
         self._template_fault = template_fault
         self._offload = Offload()
         self._slow = False
 
     @classmethod
-    def load(cls, path: Path) -> Frontend:
-        """Read a checkpoint's small files. A broken chat template disables chat only, and says so."""
+    def load(cls, path: Path, config: ServeConfig, origins: Sequence[Origin] = ()) -> Frontend:
+        """Read a checkpoint's small files. A broken chat template of the model disables chat only, and says so.
+
+        origins: where each value of `config` came from.
+
+        Raises:
+            CheckpointError: the tokenizer cannot be used.
+            ConfigError: a setting does not fit the model.
+        """
         with open_checkpoint(path) as checkpoint:
             tokenizer = Tokenizer.from_checkpoint(checkpoint)
-            defaults = SamplingDefaults.of_model(checkpoint.generation_config)
-        template, fault = None, "this model has no chat template"
-        if tokenizer.chat_template is not None:
-            try:
-                template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens_map)
-            except CheckpointError as error:
-                fault = f"this model's chat template cannot be used ({error})"
+            template, fault = _template(tokenizer, config.chat_template)
+            presets = Presets.of(checkpoint.config, checkpoint.generation_config, template, config, origins)
         if template is None:
             logger.warning("%s: /v1/chat/completions will answer 400, /v1/completions works", fault)
-        return cls(tokenizer, template, defaults, fault)
+        return cls(tokenizer, template, presets, fault)
+
+    @property
+    def defaults(self) -> SamplingDefaults:
+        """Sampling of a request that says nothing of it, nor of thinking."""
+        return self.presets.sampling()
 
     async def chat_prompt(self, messages: Sequence[ChatMessage], max_context: int, body_size: int) -> list[int]:
         """The ids of a conversation. Raises ApiError 400: no template, refused by it, or too long."""
@@ -102,6 +111,25 @@ class Frontend:
         finally:
             # A template can be slow on a small input; it stalls every stream once, not each time.
             self._slow = time.perf_counter() - started > SLOW_SECONDS
+
+
+def _template(tokenizer: Tokenizer, file: str | None) -> tuple[ChatTemplate | None, str]:
+    """The chat template of `file`, else the model's own; or None, and why."""
+    if file is not None:
+        try:
+            source = Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError("--chat-template", f"{file}: {error}", "a file with a Jinja2 template") from None
+        try:
+            return ChatTemplate(source, tokenizer.special_tokens_map), ""
+        except CheckpointError as error:
+            raise ConfigError("--chat-template", f"{file}: {error}", "a file with a Jinja2 template") from None
+    if tokenizer.chat_template is None:
+        return None, "this model has no chat template"
+    try:
+        return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens_map), ""
+    except CheckpointError as error:
+        return None, f"this model's chat template cannot be used ({error})"
 
 
 def check_length(tokens: int, max_context: int, where: str, *, at_least: bool = False) -> None:

@@ -65,7 +65,7 @@ class Server:
         *,
         keys: Collection[bytes] = (),
         engine_command: Sequence[str] = ENGINE_COMMAND,
-        load_frontend: Callable[[Path], Frontend] = Frontend.load,
+        load_frontend: Callable[[Path, ServeConfig, Sequence[Origin]], Frontend] = Frontend.load,
         started: float | None = None,
     ) -> None:
         self._config, self._listener, self._has_keys = config, listener, bool(keys)
@@ -138,7 +138,7 @@ class Server:
         )
         await engine.start()
         began = time.perf_counter()
-        frontend_task = asyncio.create_task(Offload(1).run(self._load_frontend, path))
+        frontend_task = asyncio.create_task(Offload(1).run(self._load_frontend, path, config, service.origins))
         ready_task = asyncio.create_task(engine.wait_ready())
         try:
             frontend, ready = await asyncio.gather(frontend_task, ready_task)

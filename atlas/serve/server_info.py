@@ -35,6 +35,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     """backend, kernel_set: what executes the model; reason: why it was chosen.
 
     start: seconds per stage of the engine's load.  memory: bytes by owner.  engine: a snapshot between two steps.
+    presets: the parsers of answers and the thinking switch, likewise.
     config: every setting with its value and where that came from; sampling: what requests get for fields that
         they leave out, likewise.
     """
@@ -52,6 +53,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     engine: dict[str, Any]
     config: dict[str, Setting]
     sampling: dict[str, Setting]
+    presets: dict[str, Setting]
 
 
 async def server_info(_: Request, service: Service) -> Response:
@@ -77,6 +79,7 @@ async def server_info(_: Request, service: Service) -> Response:
             engine=msgspec.structs.asdict(stats),
             config=_settings(service.origins),
             sampling=_settings(serving.frontend.defaults.origins),
+            presets=_settings(serving.frontend.presets.origins),
         )
     )
 

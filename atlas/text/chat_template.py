@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
@@ -39,9 +39,14 @@ class ChatTemplate:
     Args:
         source: the template's text, from the checkpoint.
         special_tokens: names such as `bos_token` that the template may print.
+
+    Attributes:
+        source: as given.
+        variables: the names it reads that are neither its own nor special tokens.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, seconds: float = RENDER_SECONDS) -> None:
+        self.source = source
         self._seconds = seconds
         self._special_tokens = dict(special_tokens)
         self._sandbox = Sandbox(
@@ -56,10 +61,12 @@ class ChatTemplate:
         try:
             with self._sandbox.limits(seconds):
                 self._template = self._sandbox.from_string(source)
+                read = meta.find_undeclared_variables(self._sandbox.parse(source))
         except (jinja2.TemplateError, RecursionError) as error:
             line = getattr(error, "lineno", None)
             where = f"chat template, line {line}" if line else "chat template"
             raise CheckpointError(where, str(error), "a Jinja2 template") from None
+        self.variables = frozenset(read - special_tokens.keys())
 
     def render(
         self,

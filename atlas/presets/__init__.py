@@ -1,0 +1,1 @@
+"""What suits a model when nobody says otherwise, each with a reason: parsers of its answers, sampling by mode."""
