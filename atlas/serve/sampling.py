@@ -13,10 +13,7 @@ from atlas.engine.sampling import MAX_CHOICES, MAX_LOGPROBS, choice_seed, for_mo
 from atlas.engine.sampling_defaults import SamplingDefaults
 from atlas.errors import RequestError
 from atlas.serve.errors import ApiError, invalid
-from atlas.serve.openai.requests import ChatRequest, CompletionRequest
-
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 1024
+from atlas.serve.openai.requests import MAX_STOP_LENGTH, MAX_STOPS, ChatRequest, CompletionRequest
 
 
 class SamplingRequest(msgspec.Struct, frozen=True):

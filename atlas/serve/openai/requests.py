@@ -3,61 +3,152 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from atlas.engine.sampling import (
+    MAX_BIAS,
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_TEMPERATURE,
+    REPETITION_RANGE,
+)
 from atlas.serve import body as body_module
 from atlas.text.messages import ChatMessage
+
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 1024
+
+
+def about(description: str, **schema: Any) -> msgspec.Meta:
+    """What the API's documents say about a field: a sentence, and JSON Schema beyond its type.
+
+    Only said here: the checks, whose errors say more than msgspec's, stand where the field is used.
+    """
+    if "anyOf" in schema:  # msgspec writes that of the type, so this one has to stand beside it
+        schema["allOf"] = [{"anyOf": schema.pop("anyOf")}]
+    return msgspec.Meta(description=description, extra_json_schema=schema or None)
+
+
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
+_TOKEN = {"type": "integer", "minimum": 0}
+_PENALTY = {"minimum": -MAX_PENALTY, "maximum": MAX_PENALTY}
 
 
 class StreamOptions(msgspec.Struct):
     """Options of a streamed answer."""
 
-    include_usage: bool | None = None
+    include_usage: Annotated[bool | None, about("A last chunk tells the tokens used.")] = None
 
 
 class GenerationFields(msgspec.Struct, kw_only=True):
     """What chat and text completions have in common. `None` is the same as leaving a field out."""
 
-    model: str | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    prompt_logprobs: int | None = None
-    stream: bool | None = None
+    model: Annotated[str | None, about("The served model's name.")] = None
+    n: Annotated[
+        int | None, about("Answers to each prompt; they are independent draws.", minimum=1, maximum=MAX_CHOICES)
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        about("Most tokens of an answer; null for all that fit, and more than fit is cut to that.", minimum=0),
+    ] = None
+    min_tokens: Annotated[int | None, about("No end token before so many.", minimum=0)] = None
+    temperature: Annotated[
+        float | None, about("Logits are divided by it; 0 takes the likeliest.", minimum=0, maximum=MAX_TEMPERATURE)
+    ] = None
+    top_p: Annotated[
+        float | None, about("Keep the likeliest tokens that make up this probability.", minimum=0, maximum=1)
+    ] = None
+    top_k: Annotated[int | None, about("Keep so many of the likeliest tokens; 0 or -1 for all.", minimum=-1)] = None
+    min_p: Annotated[
+        float | None, about("Keep tokens at least so likely, relative to the likeliest.", minimum=0, maximum=1)
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        about(
+            "Above 1: tokens of prompt and answer become less likely.",
+            minimum=REPETITION_RANGE[0],
+            maximum=REPETITION_RANGE[1],
+        ),
+    ] = None
+    presence_penalty: Annotated[float | None, about("Subtracted for tokens that the answer has.", **_PENALTY)] = None
+    frequency_penalty: Annotated[
+        float | None, about("Subtracted for each time that the answer has a token.", **_PENALTY)
+    ] = None
+    logit_bias: Annotated[
+        dict[str, float] | None,
+        about(
+            "Added to the logits of tokens, by their ids.",
+            additionalProperties={"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+        ),
+    ] = None
+    seed: Annotated[
+        int | None,
+        about("The same seed gives the same answer, whatever else runs.", minimum=-(2**63), maximum=2**63 - 1),
+    ] = None
+    stop: Annotated[
+        str | list[str] | None,
+        about(
+            "The answer ends before any of these.",
+            anyOf=[_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}, {"type": "null"}],
+        ),
+    ] = None
+    stop_token_ids: Annotated[list[int] | None, about("Tokens that end the answer.", items=_TOKEN)] = None
+    include_stop_str_in_output: Annotated[bool | None, about("The stop string stays in the answer.")] = None
+    ignore_eos: Annotated[bool | None, about("The model's own end tokens do not end the answer.")] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        about(
+            "Tell the log-probabilities of the prompt's tokens, and so many of the likeliest at each place.",
+            minimum=0,
+            maximum=MAX_LOGPROBS,
+        ),
+    ] = None
+    stream: Annotated[bool | None, about("Answer with server-sent events, as the text comes.")] = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: Annotated[str | None, about("Who asks, in the client's own words; the answer does not depend on it.")] = None
 
 
 class ChatRequest(GenerationFields, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
+    messages: Annotated[list[ChatMessage], about("The conversation.", minItems=1)]
+    max_completion_tokens: Annotated[int | None, about("The newer name of max_tokens.", minimum=0)] = None
+    logprobs: Annotated[bool | None, about("Tell the log-probability of each token.")] = None
+    top_logprobs: Annotated[
+        int | None,
+        about("With logprobs: so many of the likeliest at each place.", minimum=0, maximum=MAX_LOGPROBS),
+    ] = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
-    """Body of POST /v1/completions. `prompt`: a text, several, token ids, or several lists of them."""
+    """Body of POST /v1/completions."""
 
-    prompt: str | list[Any]
-    logprobs: int | bool | None = None
-    echo: bool | None = None
+    prompt: Annotated[
+        str | list[Any],
+        about(
+            "A text, several, token ids, or several lists of them.",
+            anyOf=[
+                {"type": "string"},
+                {"type": "array", "items": _TOKEN, "minItems": 1},
+                {
+                    "type": "array",
+                    "items": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TOKEN, "minItems": 1}]},
+                    "minItems": 1,
+                },
+            ],
+        ),
+    ]
+    logprobs: Annotated[
+        int | bool | None,
+        about(
+            "Tell the log-probability of each token, and so many of the likeliest at each place.",
+            anyOf=[{"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}, {"const": False}, {"type": "null"}],
+        ),
+    ] = None
+    echo: Annotated[bool | None, about("The prompt stands before the answer.")] = None
 
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
