@@ -18,53 +18,21 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.serve.serve_harness import environment, eventually, free_port
+from tests.serve.real_server import RealServer
+from tests.serve.serve_harness import environment, eventually
 
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
 STORY: Any = [{"role": "user", "content": "Tell me a long story about a lighthouse keeper and the sea."}]
 
 
-class Real:
-    """One server process on the real model."""
-
-    def __init__(self, folder: Path, model: Path) -> None:
-        self.url = f"http://127.0.0.1:{(port := free_port())}"
-        self.output = folder / "output.txt"
-        command = [sys.executable, "-m", "atlas.serve", str(model), "--served-model-name", "smollm2-135m"]
-        command += ["--quant", "bf16"]  # its answers are known; those of the file's 4-bit blocks are a matter of luck
-        with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [*command, "--port", str(port), "--max-seqs", "12", "--max-context", "1024"],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**environment(), "TMPDIR": str(folder)},
-            )
-        self.client = openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=120)
-
-    def info(self) -> dict[str, Any]:
-        result: dict[str, Any] = httpx.get(self.url + "/server_info", timeout=30).json()
-        return result
-
-    def healthy(self) -> bool:
-        try:
-            return httpx.get(self.url + "/health", timeout=5).status_code == 200
-        except httpx.TransportError:
-            assert self.process.poll() is None, self.output.read_text()
-            return False
-
-    def chat(self, messages: Any, **options: Any) -> Any:
-        return self.client.chat.completions.create(model="smollm2-135m", messages=messages, **options)
-
-
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[Real]:
-    running = Real(tmp_path_factory.mktemp("real"), smollm2_path)
+def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[RealServer]:
+    running = RealServer(tmp_path_factory.mktemp("real"), smollm2_path)
     try:
         eventually(running.healthy, 120)
         yield running
     finally:
-        running.process.kill()
-        running.process.wait(10)
+        running.close()
 
 
 def streamed(chunks: Any) -> tuple[str, str | None]:
@@ -77,20 +45,20 @@ def streamed(chunks: Any) -> tuple[str, str | None]:
     return text, reason
 
 
-def test_an_answer_that_is_right(server: Real) -> None:
+def test_an_answer_that_is_right(server: RealServer) -> None:
     answer = server.chat(QUESTION, temperature=0, max_tokens=40)
     assert "Paris" in answer.choices[0].message.content
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_a_stream_is_the_answer_in_parts(server: Real) -> None:
+def test_a_stream_is_the_answer_in_parts(server: RealServer) -> None:
     whole = server.chat(STORY, temperature=0, max_tokens=50).choices[0]
     text, reason = streamed(server.chat(STORY, temperature=0, max_tokens=50, stream=True))
     assert (text, reason) == (whole.message.content, whole.finish_reason) and reason == "length"
 
 
-def test_completions_of_text_and_of_ids_agree(server: Real) -> None:
+def test_completions_of_text_and_of_ids_agree(server: RealServer) -> None:
     def ask(prompt: Any) -> str:
         answer = server.client.completions.create(model="smollm2-135m", prompt=prompt, temperature=0, max_tokens=12)
         return answer.choices[0].text
@@ -98,7 +66,7 @@ def test_completions_of_text_and_of_ids_agree(server: Real) -> None:
     assert ask("a  12") == ask([81, 256, 33, 34]) != ""
 
 
-def test_a_stop_string_is_not_sent(server: Real) -> None:
+def test_a_stop_string_is_not_sent(server: RealServer) -> None:
     text = server.chat(STORY, temperature=0, max_tokens=50).choices[0].message.content
     stop = text[len(text) // 2 :][:5]
     expected = text[: text.index(stop)]
@@ -108,7 +76,7 @@ def test_a_stop_string_is_not_sent(server: Real) -> None:
         assert got == (expected, "stop")
 
 
-def test_a_seed_gives_the_same_text_whatever_the_load(server: Real) -> None:
+def test_a_seed_gives_the_same_text_whatever_the_load(server: RealServer) -> None:
     def ask(seed: int) -> str:
         answer = server.chat(STORY, temperature=1.0, top_p=0.9, seed=seed, max_tokens=30)
         return str(answer.choices[0].message.content)
@@ -124,7 +92,7 @@ def test_a_seed_gives_the_same_text_whatever_the_load(server: Real) -> None:
     assert [results[n] for n in range(10)] == [alone[n % 2] for n in range(10)]
 
 
-def test_errors_name_the_field_and_leave_the_server_well(server: Real) -> None:
+def test_errors_name_the_field_and_leave_the_server_well(server: RealServer) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         server.chat(QUESTION, max_tokens=-1)
     assert caught.value.body["param"] == "max_tokens"  # type: ignore[index]
@@ -136,7 +104,7 @@ def test_errors_name_the_field_and_leave_the_server_well(server: Real) -> None:
     assert "Paris" in server.chat(QUESTION, temperature=0, max_tokens=20).choices[0].message.content
 
 
-def test_random_cancels_of_32_streams_leave_no_block(server: Real) -> None:
+def test_random_cancels_of_32_streams_leave_no_block(server: RealServer) -> None:
     """Some streams run out, some are closed after a few chunks, some before the first."""
     total = server.info()["engine"]["total_blocks"]
     rng = random.Random(7)
@@ -160,11 +128,10 @@ def test_random_cancels_of_32_streams_leave_no_block(server: Real) -> None:
     for thread in threads:
         thread.join(240)
     assert not failures and len(finished) == limits.count(None)
-    free = eventually(lambda: (stats := server.info()["engine"])["running"] == 0 and stats, 20)
-    assert (free["free_blocks"], free["waiting"]) == (total, 0)
+    assert server.idle()["free_blocks"] == total
 
 
-def test_server_info_says_what_runs_and_why(server: Real) -> None:
+def test_server_info_says_what_runs_and_why(server: RealServer) -> None:
     info = server.info()
     assert info["kernel_set"] == "cpu/*/bf16" and info["reason"].startswith(("no GPU: ", "no kernel set for "))
     assert info["max_context"] == 1024 and info["start"]["weights"] > 0
@@ -172,7 +139,7 @@ def test_server_info_says_what_runs_and_why(server: Real) -> None:
     assert info["config"]["max_seqs"] == {"value": 12, "origin": "flag"}
 
 
-def test_metrics_of_the_real_engine(server: Real) -> None:
+def test_metrics_of_the_real_engine(server: RealServer) -> None:
     def scrape() -> dict[str, float]:
         time.sleep(1.1)  # the engine is asked once a second
         text = httpx.get(server.url + "/metrics", timeout=30).text
@@ -221,7 +188,7 @@ def test_a_model_that_cannot_be_served_is_named(
     assert message.format(**names) in result.stderr and "Traceback" not in result.stderr
 
 
-def test_sigterm_ends_it_and_leaves_nothing(server: Real) -> None:
+def test_sigterm_ends_it_and_leaves_nothing(server: RealServer) -> None:
     """Last: the module's server goes."""
     children = subprocess.run(
         ["ps", "-o", "pid=", "--ppid", str(server.process.pid)], capture_output=True, text=True

@@ -1,0 +1,38 @@
+"""One real server for the whole folder, and its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from atlas.tokenizer import Tokenizer
+from atlas.weights import open_checkpoint
+from tests.serve.real_server import RealServer
+from tests.serve.serve_harness import eventually
+
+
+@pytest.fixture(scope="package")
+def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[RealServer]:
+    """A server that no test may damage."""
+    running = RealServer(tmp_path_factory.mktemp("clients"), smollm2_path)
+    try:
+        eventually(running.healthy, 120)
+        yield running
+    finally:
+        running.close()
+
+
+@pytest.fixture
+def client(server: RealServer) -> openai.OpenAI:
+    """The official client, which gives an error back at once."""
+    return server.client
+
+
+@pytest.fixture(scope="package")
+def tokenizer(smollm2_path: Path) -> Tokenizer:
+    """The model's own, which tests/tokenizer holds against others'."""
+    with open_checkpoint(smollm2_path) as checkpoint:
+        return Tokenizer.from_checkpoint(checkpoint)
