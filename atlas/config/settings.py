@@ -162,6 +162,16 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     drain_timeout: Annotated[
         float, Meta(ge=0, le=3600, description="seconds that running requests get to finish after SIGTERM")
     ] = 30.0
+    engine_timeout: Annotated[
+        float,
+        Meta(gt=0, le=86400, description="seconds without progress after which the engine counts as hung, so dead"),
+    ] = 300.0
+    engine_restarts: Annotated[
+        int,
+        Meta(
+            ge=0, le=1000, description="how often in ten minutes a dead engine is started again; then the server ends"
+        ),
+    ] = 1
     api_key: Annotated[
         tuple[bytes, ...],
         Meta(description="key that requests must bring; may be given several times; others see it in the process list"),

@@ -37,7 +37,13 @@ SOCKET_NAME = "engine.sock"
 MAX_SOCKET_PATH = 103
 """Bytes that `sockaddr_un` holds on every supported system (104 with the final zero on macOS)."""
 
+PATIENCE = 300.0
+"""Seconds without progress after which an engine counts as hung: a step of many prompt tokens takes long on a CPU."""
+
 _SIGTERM_GRACE = 0.7
+_LOOKS = 8
+"""How often within its patience the client looks for progress. Looks are counted and not seconds: while this process
+itself stands still (a suspended machine, a debugger) there are none."""
 
 
 class EngineUnavailableError(AtlasError):
@@ -96,6 +102,8 @@ class EngineClient:
         config: sent to the engine as the first message.
         command: the program to start; `--socket PATH` is appended to it.
         environment: variables that it gets beside those of this process.
+        patience: seconds after which a ready engine that makes no progress is dead: it neither answers, nor takes
+            steps although it has requests.
     """
 
     def __init__(
@@ -104,6 +112,7 @@ class EngineClient:
         *,
         command: Sequence[str] = ENGINE_COMMAND,
         environment: Mapping[str, str] | None = None,
+        patience: float = PATIENCE,
     ) -> None:
         self.state: Literal["loading", "ready", "dead"] = "loading"
         self.stage = "starting the engine process"
@@ -113,6 +122,9 @@ class EngineClient:
         self._config = config
         self._command = tuple(command)
         self._environment = {**os.environ, **(environment or {})}
+        self._patience = patience
+        self._progress = True
+        self._steps_seen = -1
         self._became_ready = asyncio.Event()
         self._connected = asyncio.Event()
         self._streams: dict[str, EngineStream] = {}
@@ -174,22 +186,26 @@ class EngineClient:
             self._send(messages.Abort(request_id))
 
     def fail_all(self, error: str) -> None:
-        """End every running request with `error` and abort it in the engine."""
+        """End every running request with reason "abort" and `error`, in the engine too."""
         for request_id, stream in list(self._streams.items()):
             self.forget(request_id)
-            stream.push(SequenceOutput(request_id, [], "error", error))
+            stream.push(SequenceOutput(request_id, [], "abort", error))
 
     async def stats(self, timeout: float = 5.0) -> messages.Stats:
         """A snapshot between two steps. Raises EngineUnavailableError, also when no answer comes in time."""
         if self.state != "ready":
             raise EngineUnavailableError("engine", self.reason or f"not ready yet ({self.stage})")
+        try:
+            return await asyncio.wait_for(self._ask(), timeout)
+        except TimeoutError:
+            raise EngineUnavailableError("engine", f"no answer within {timeout:g} s") from None
+
+    def _ask(self) -> asyncio.Future[messages.Stats]:
+        """The answer to one GetStats."""
         future: asyncio.Future[messages.Stats] = asyncio.get_running_loop().create_future()
         self._stats.append(future)
         self._send(messages.GetStats())
-        try:
-            return await asyncio.wait_for(future, timeout)
-        except TimeoutError:
-            raise EngineUnavailableError("engine", f"no answer within {timeout:g} s") from None
+        return future
 
     async def shutdown(self, grace: float = 3.0) -> None:
         """End the process: ask, and after `grace` seconds kill. Removes the socket folder. Idempotent."""
@@ -233,7 +249,8 @@ class EngineClient:
                 self._receive(messages.decode_from_engine(await reader.readexactly(length)))
         except (asyncio.IncompleteReadError, ConnectionError):
             # The exit code tells more than the closed socket, but the requests must not wait for it.
-            self._fail_pending("the engine process ended unexpectedly")
+            if not self.died.is_set():
+                self._end_service("the engine process ended unexpectedly")
             if self._process is not None and await _exits(self._process, 1.0):
                 self._die(_exit_reason(self._process))
             self._die("the engine process closed its connection")
@@ -245,6 +262,7 @@ class EngineClient:
     def _receive(self, message: messages.FromEngine) -> None:
         match message:
             case messages.StepOutput(outputs):
+                self._progress = True
                 for output in outputs:
                     stream = self._streams.get(output.request_id)
                     if stream is None:
@@ -257,7 +275,11 @@ class EngineClient:
             case messages.Ready():
                 self.ready, self.state, self.stage = message, "ready", "ready"
                 self._became_ready.set()
+                self._spawn(self._watch_progress())
             case messages.Stats():
+                idle = not message.running and not message.waiting
+                self._progress = self._progress or idle or message.steps != self._steps_seen
+                self._steps_seen = message.steps
                 if self._stats:
                     future = self._stats.popleft()
                     if not future.done():
@@ -289,6 +311,21 @@ class EngineClient:
         except TimeoutError:
             self._die(f"the engine process did not connect within {CONNECT_TIMEOUT:g} s")
 
+    async def _watch_progress(self) -> None:
+        """Ask now and then, and end an engine that hangs: it would hold its requests, and its place, for ever."""
+        silent = 0
+        while silent < _LOOKS:
+            await asyncio.sleep(self._patience / _LOOKS)
+            silent = 0 if self._progress else silent + 1
+            self._progress = False
+            self._ask()
+        self._die(f"the engine made no progress for {self._patience:g} s; it was ended")
+
+    def _end_service(self, reason: str) -> None:
+        """No more requests, and an error for those that run."""
+        self.state, self.stage, self.reason = "dead", "dead", reason
+        self._fail_pending(reason)
+
     def _fail_pending(self, reason: str) -> None:
         for request_id, stream in self._streams.items():
             stream.push(SequenceOutput(request_id, [], "error", f"engine: {reason}"))
@@ -297,14 +334,13 @@ class EngineClient:
             future = self._stats.popleft()
             if not future.done():
                 future.set_exception(EngineUnavailableError("engine", reason))
+                future.exception()  # nobody may be waiting for it
 
     def _die(self, reason: str) -> None:
         """Final and idempotent: the first reason stays."""
-        if self.state == "dead":
-            return
-        self.state, self.stage, self.reason = "dead", "dead", reason
-        self._fail_pending(reason)
-        self.died.set()
+        if not self.died.is_set():
+            self._end_service(reason)
+            self.died.set()
 
     def _signal(self, number: int) -> None:
         if self._process is not None and self._process.returncode is None:

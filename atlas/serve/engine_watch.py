@@ -19,6 +19,7 @@ class EngineWatch:
     """What the engine last said of itself. It is asked when somebody wants to know; unwatched, it says nothing."""
 
     def __init__(self) -> None:
+        self._engine: EngineClient | None = None
         self._known: Stats | None = None
         self._known_at = -MAX_AGE
         self._asking: asyncio.Task[None] | None = None
@@ -27,6 +28,8 @@ class EngineWatch:
         """At most MAX_AGE old, but for an engine that is slow to answer. None: it does not serve."""
         if engine is None or engine.state != "ready":
             return None
+        if engine is not self._engine:  # the first, or one that was started after the last died
+            self._engine, self._known, self._known_at, self._asking = engine, None, -MAX_AGE, None
         if time.monotonic() - self._known_at >= MAX_AGE:
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.create_task(self._ask(engine))
@@ -35,5 +38,6 @@ class EngineWatch:
 
     async def _ask(self, engine: EngineClient) -> None:
         with contextlib.suppress(EngineUnavailableError):
-            self._known = await engine.stats(timeout=60.0)
-            self._known_at = time.monotonic()
+            stats = await engine.stats(timeout=60.0)
+            if engine is self._engine:
+                self._known, self._known_at = stats, time.monotonic()

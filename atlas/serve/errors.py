@@ -125,6 +125,12 @@ def generation_failed(message: str) -> ApiError:
     return ApiError(500, "generation_failed", message)
 
 
+def engine_failed(message: str) -> ApiError:
+    """500: the engine died while it computed this request. That may be the request's fault, so the official clients,
+    which send again what failed with 500, are told not to."""
+    return ApiError(500, "engine_failed", message, headers={"x-should-retry": "false"})
+
+
 def too_many(code: str, message: str, retry_after: int, headers: Mapping[str, str] | None = None) -> ApiError:
     """429: a limit is reached; try again in `retry_after` seconds."""
     return ApiError(429, code, message, headers={"Retry-After": str(retry_after), **(headers or {})})

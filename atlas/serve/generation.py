@@ -10,8 +10,8 @@ from typing import Protocol
 import msgspec
 
 from atlas.engine.client import EngineClient, EngineUnavailableError
-from atlas.engine.messages import SamplingParams, TokenLogprobs
-from atlas.serve.errors import generation_failed, unavailable
+from atlas.engine.messages import SamplingParams, SequenceOutput, TokenLogprobs
+from atlas.serve.errors import ApiError, engine_failed, generation_failed, unavailable
 from atlas.serve.limits import Account
 from atlas.serve.tracking import Generation
 from atlas.text.assembler import Assembler, FinishReason, TextStream
@@ -66,7 +66,7 @@ async def generate(
     engine: EngineClient, tokenizer: StreamTokenizer, job: Job, account: Account
 ) -> AsyncGenerator[Delta, None]:
     """The deltas of one sequence, its tokens put on the account. Closing the iterator aborts it. Raises ApiError 500 if
-    it breaks, 503 if there is no engine.
+    it breaks, 503 if there is no engine or the server shuts down.
     """
     reports = job.sampling.logprobs is not None
     assembler = Assembler(
@@ -86,7 +86,7 @@ async def generate(
     with Generation(len(job.prompt), job.sampling.max_tokens, job.first) as seen, submitted as stream:
         async for output in stream:
             if output.finish_reason in ("error", "abort"):
-                raise generation_failed(output.error or "the engine ended this request")
+                raise _failure(engine, output)
             prompt += output.prompt_logprobs
             if not output.token_ids and output.finish_reason is None:
                 continue  # the prompt is still being computed
@@ -104,6 +104,14 @@ async def generate(
             yield Delta(job.index, text, tokens, reason, logprobs[:tokens])
             if reason is not None:
                 return
+
+
+def _failure(engine: EngineClient, output: SequenceOutput) -> ApiError:
+    """Why a sequence ended without an answer."""
+    message = output.error or "the engine ended this request"
+    if output.finish_reason == "abort":
+        return unavailable("server_shutting_down", message)
+    return engine_failed(message) if engine.state == "dead" else generation_failed(message)
 
 
 async def generate_all(

@@ -13,15 +13,16 @@ import shlex
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvicorn
 
 from atlas import logs
 from atlas.config import Origin, ServeConfig
-from atlas.engine.client import ENGINE_COMMAND, EngineClient
+from atlas.engine.client import ENGINE_COMMAND, EngineClient, EngineUnavailableError
 from atlas.engine.messages import Ready
 from atlas.errors import AtlasError
 from atlas.serve.app import create_app
@@ -49,6 +50,8 @@ class _Http(uvicorn.Server):
 
 class Server:
     """One run of the server on a bound socket. `run` returns the exit code.
+
+    An engine that dies is started again (`--engine-restarts`) while HTTP goes on: /health and new requests say 503.
 
     Args:
         origins: where each setting came from.
@@ -124,19 +127,14 @@ class Server:
 
     # ---- start ---------------------------------------------------------------------------------
 
-    async def _start(self) -> EngineClient:
-        """Load everything; the engine reads weights while this process reads the small files."""
+    async def _start(self) -> Path:
+        """Load everything; the engine reads weights while this process reads the small files. Returns the path."""
         service, config = self._service, self._config
         ledger = [("start", time.perf_counter() - self._started)]
         service.stage, began = "finding the model", time.perf_counter()
         path = await resolve(config.model, offline=config.offline)
         ledger.append(("model", time.perf_counter() - began))
-        engine = service.engine = EngineClient(
-            config.engine(path),
-            command=self._engine_command,
-            environment=logs.environment(config.log_format),
-        )
-        await engine.start()
+        engine = await self._start_engine(path)
         began = time.perf_counter()
         frontend_task = asyncio.create_task(Offload(1).run(self._load_frontend, path, config, service.origins))
         ready_task = asyncio.create_task(engine.wait_ready())
@@ -153,6 +151,18 @@ class Server:
         gc.collect()
         gc.freeze()
         self._announce(ready, frontend, ledger)
+        return path
+
+    async def _start_engine(self, path: Path) -> EngineClient:
+        """A new engine process, which has yet to load."""
+        config = self._config
+        engine = self._service.engine = EngineClient(
+            config.engine(path),
+            command=self._engine_command,
+            environment=logs.environment(config.log_format),
+            patience=config.engine_timeout,
+        )
+        await engine.start()
         return engine
 
     def _announce(self, ready: Ready, frontend: Frontend, ledger: list[tuple[str, float]]) -> None:
@@ -186,23 +196,45 @@ class Server:
 
     # ---- serve and stop --------------------------------------------------------------------------
 
-    async def _serve(self, engine: EngineClient, stop: asyncio.Task[bool]) -> int:
-        died = asyncio.create_task(engine.died.wait())
-        try:
-            await asyncio.wait((died, stop), return_when=asyncio.FIRST_COMPLETED)
-            if not self._stop.is_set():
+    async def _serve(self, path: Path, stop: asyncio.Task[bool]) -> int:
+        """Until a signal, or until the engine has died more often than it is started again."""
+        service = self._service
+        while True:
+            engine = service.engine
+            assert engine is not None
+            await _first(engine.died.wait(), stop)
+            if self._stop.is_set():
+                await self._drain(engine)
+                return 0
+            if not service.restarts.take():
+                service.restarting = None
                 logger.error("the engine died: %s", engine.reason)
                 await asyncio.wait((stop,), timeout=DEATH_GRACE)
                 return 1
-            self._service.draining = True
-            if self._service.active:
-                logger.info("finishing %d requests (at most %g s)", self._service.active, self._config.drain_timeout)
-            await self._quiet(self._config.drain_timeout)
-            engine.fail_all("the server is shutting down")
-            await self._quiet(_CLOSING_SECONDS, hurried=True)
-            return 0
-        finally:
-            died.cancel()
+            logger.error("the engine died: %s; starting it again", engine.reason)
+            service.restarting = engine.reason
+            service.metrics.restarts.add(1)
+            await _first(self._restart(engine, path), stop)
+
+    async def _restart(self, dead: EngineClient, path: Path) -> None:
+        """Replace a dead engine. One that dies while it loads is for `_serve` to see."""
+        began, service = time.perf_counter(), self._service
+        await dead.shutdown(grace=0.0)
+        engine = await self._start_engine(path)
+        with contextlib.suppress(EngineUnavailableError):
+            ready = await engine.wait_ready()
+            assert service.serving is not None
+            service.serving = msgspec.structs.replace(service.serving, engine=engine, ready=ready)
+            service.restarting = None
+            logger.info("the engine serves again after %.2f s", time.perf_counter() - began)
+
+    async def _drain(self, engine: EngineClient) -> None:
+        self._service.draining = True
+        if self._service.active:
+            logger.info("finishing %d requests (at most %g s)", self._service.active, self._config.drain_timeout)
+        await self._quiet(self._config.drain_timeout)
+        engine.fail_all("the server is shutting down")
+        await self._quiet(_CLOSING_SECONDS, hurried=True)
 
     async def _quiet(self, timeout: float, *, hurried: bool = False) -> None:
         """Wait until no request is under way; not longer than `timeout`, nor after a second signal."""
@@ -233,6 +265,18 @@ class Server:
         if self._service.engine is not None:
             self._service.engine.kill()
         os._exit(0)
+
+
+async def _first(work: Coroutine[Any, Any, Any], stop: asyncio.Task[Any]) -> None:
+    """Until `work` is done, or cancelled because `stop` was."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _fingerprint(config: ServeConfig, ready: Ready) -> str:

@@ -130,6 +130,7 @@ class Metrics:
             "handler",
             "method",
         )
+        self.restarts = Number("engine_restarts_total", "Times that a dead engine was started again.")
         # A rate starts with what a counter was before the first event: so those that are known exist from the start.
         for endpoint in GENERATING:
             for reason in get_args(FinishReason):

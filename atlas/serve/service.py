@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,6 +16,7 @@ from atlas.serve.engine_watch import EngineWatch
 from atlas.serve.errors import ApiError, unavailable, unknown
 from atlas.serve.frontend import Frontend
 from atlas.serve.metrics import Metrics
+from atlas.serve.restarts import Restarts
 from atlas.serve.tracking import Record
 from atlas.serve.unknown_fields import MAX_REPORTED, general_path
 
@@ -48,6 +50,8 @@ class Service:
         self.config, self.origins = config, origins
         self.metrics = Metrics()
         self.engine_watch = EngineWatch()
+        self.restarts = Restarts(config.engine_restarts)
+        self.restarting: str | None = None  # why the last engine died, until the next one serves
         self.finished: list[Callable[[Record], None]] = []
         self.created = int(time.time())
         self.engine: EngineClient | None = None
@@ -63,19 +67,29 @@ class Service:
         if self.serving is None or health.status != "ok":
             detail = health.reason or health.stage
             message = f"the server is {health.status}" + (f": {detail}" if detail else "")
-            raise unavailable(f"server_{health.status.replace(' ', '_')}", message)
+            raise unavailable(f"server_{health.status.replace(' ', '_')}", message, self.retry_after())
         return self.serving
 
     def health(self) -> Health:
-        """ok, loading, dead or shutting down."""
-        if self.engine is not None and self.engine.state == "dead" and not self.draining:
-            return Health("dead", reason=self.engine.reason)
+        """ok, loading, restarting (the engine died), dead or shutting down."""
         if self.draining:
             return Health("shutting down")
+        engine = self.engine
+        if engine is not None and engine.state == "dead":
+            # Whoever starts it again has not got to it yet. An engine that never served is not started again.
+            again = self.restarting is not None or (self.serving is not None and self.restarts.left > 0)
+            return Health("restarting" if again else "dead", reason=engine.reason)
         if self.serving is None:
-            loading = self.engine is not None and self.engine.state == "loading"
-            return Health("loading", stage=self.engine.stage if loading and self.engine else self.stage)
+            loading = engine is not None and engine.state == "loading"
+            return Health("loading", stage=engine.stage if loading and engine else self.stage)
+        if self.restarting is not None:
+            return Health("restarting", stage=engine.stage if engine else None, reason=self.restarting)
         return Health("ok")
+
+    def retry_after(self) -> int:
+        """Seconds until it is worth to ask again: about as long as the engine took to load."""
+        seconds = sum(seconds for _, seconds in self.serving.ready.ledger) if self.serving else 5.0
+        return max(1, min(60, math.ceil(seconds)))
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 unless `name` is the served model (or left out)."""

@@ -298,7 +298,7 @@ def test_fail_all_ends_requests_and_keeps_the_engine(drive: Any) -> None:
         await asyncio.sleep(0.1)
         client.fail_all("going home")
         _, last = await running
-        assert (last.finish_reason, last.error) == ("error", "going home")
+        assert (last.finish_reason, last.error) == ("abort", "going home")
         assert (await whole(client))[0] == [10, 11, 12, 3]
 
     drive(body)

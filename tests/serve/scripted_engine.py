@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,9 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True):
 
     tokens: repeated for ever unless they end with an end id.
     group: ids in one output. delay: seconds before each output.
-    error_after, die_after, garbage_after: after so many ids fail, kill this process, break the protocol.
+    error_after, die_after, garbage_after, hang_after: after so many ids fail, kill this process, break the protocol,
+        do nothing any more.
+    stall_after: after so many ids only this request gets no more, although the engine still answers.
     timing: seconds queued and prefilling, told with the first ids.
     """
 
@@ -33,6 +36,8 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True):
     error_after: int | None = None
     die_after: int | None = None
     garbage_after: int | None = None
+    hang_after: int | None = None
+    stall_after: int | None = None
     timing: tuple[float, float] | None = None
 
 
@@ -125,6 +130,10 @@ class Engine:
                 os.kill(os.getpid(), signal.SIGKILL)
             if behaviour.garbage_after is not None and done >= behaviour.garbage_after:
                 self.writer.write(messages.LENGTH.pack(3) + b"\xc1\xc1\xc1")
+            if behaviour.hang_after is not None and done >= behaviour.hang_after:
+                time.sleep(3600)
+            if behaviour.stall_after is not None and done >= behaviour.stall_after:
+                await asyncio.sleep(3600)
             error = None
             if behaviour.error_after is not None and done >= behaviour.error_after:
                 ids, reason, error = [], "error", "the logits are not finite"

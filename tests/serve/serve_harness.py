@@ -160,8 +160,11 @@ class RunningServer:
         return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=10)
 
     def engine_pid(self) -> int:
-        pid: int = self.events("configure")[0]["pid"]
-        return pid
+        """The last one that was started."""
+        return self.engine_pids()[-1]
+
+    def engine_pids(self) -> list[int]:
+        return [entry["pid"] for entry in self.events("configure")]
 
     def leftovers(self) -> list[Path]:
         """Socket folders that a server left behind."""

@@ -34,7 +34,7 @@ def ends(server: RunningServer, within: float) -> int:
     code = server.process.wait(within + 5)
     assert time.monotonic() - began < within, server.output.read_text()
     if server.events("configure"):
-        eventually(lambda: not alive(server.engine_pid()), 1)
+        eventually(lambda: not any(alive(pid) for pid in server.engine_pids()), 1)
     assert server.leftovers() == []
     return code
 
@@ -133,11 +133,11 @@ def test_an_engine_that_cannot_start(start: Start, script: dict[str, Any], words
 
 
 @pytest.mark.parametrize("fault", ["die_after", "garbage_after", "kill"])
-def test_the_engines_death(start: Start, fault: str) -> None:
+def test_the_engines_death_where_it_is_not_started_again(start: Start, fault: str) -> None:
     behaviours = {"3": behaviour("slow ", end=None, delay=0.05)}
     if fault != "kill":
         behaviours["9"] = behaviour("x", end=None, delay=0.05, **{fault: 8})
-    server = start(behaviours=behaviours).wait_ready()
+    server = start("--engine-restarts", "0", behaviours=behaviours).wait_ready()
     bystander = raw_events(server)
     assert next(bystander) == 200 and next(bystander).startswith("data: ")
     if fault == "kill":
@@ -149,7 +149,7 @@ def test_the_engines_death(start: Start, fault: str) -> None:
     lines = list(bystander)
     assert time.monotonic() - died < 1.5
     assert lines[-1] == "data: [DONE]"
-    assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "generation_failed"
+    assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "engine_failed"
     response = eventually(lambda: (r := server.http.get("/health")).status_code == 503 and r, 2)
     assert response.json()["status"] == "dead" and response.json()["reason"]
     refused = server.http.post("/v1/chat/completions", json={"messages": YO})
