@@ -29,6 +29,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     path: as Starlette writes it; `{name:path}` is a parameter that may hold slashes.
     summary: a line for a person.  tag: the group in which it stands in the documentation.
     body: the struct of the request's JSON body; None: it has none.
+    refused: fields of it that are known but not supported, with the values, besides null, that ask for nothing.
     answers: what comes with which status when nothing went wrong.
     stream: the shape of one server-sent event, where the body's `stream: true` asks for them.
     query: query parameters with the type and the meaning of each.
@@ -42,6 +43,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     tag: Literal["OpenAI", "Anthropic", "Tokens", "Server"]
     answers: Mapping[int, Shape]
     body: Shape = None
+    refused: Mapping[str, tuple[Any, ...]] = {}
     stream: Shape = None
     query: Mapping[str, tuple[Shape, str]] = {}
     errors: tuple[int, ...] = ()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
-from starlette.responses import Response
+import functools
+from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from atlas.serve import docs_page, openapi
 from atlas.serve.endpoint import Endpoint, Text
 from atlas.serve.http import json_response
 from atlas.serve.openai.answers import Answer, ChatChoice, ChatChunkChoice, CompletionChoice, ModelCard, ModelList
 from atlas.serve.openai.chat import chat_completions
 from atlas.serve.openai.completions import completions
-from atlas.serve.openai.requests import ChatRequest, CompletionRequest
+from atlas.serve.openai.requests import ChatRequest, CompletionRequest, refused
 from atlas.serve.scrape import metrics
 from atlas.serve.server_info import ServerInfo, Version, server_info, version
 from atlas.serve.service import Health, Service
@@ -41,6 +45,24 @@ def _card(service: Service) -> ModelCard:
     return ModelCard(id=service.config.model_name, created=service.created, max_model_len=serving.ready.max_context)
 
 
+@functools.cache
+def _document(keyed: bool, strict: bool) -> dict[str, Any]:
+    return openapi.document(ENDPOINTS, keyed=keyed, strict=strict)
+
+
+def _own_document(service: Service) -> dict[str, Any]:
+    config = service.config
+    return _document(bool(config.api_key or config.api_key_file), config.strict_fields)
+
+
+async def _openapi(_: Request, service: Service) -> Response:
+    return json_response(_own_document(service))
+
+
+async def _docs(_: Request, service: Service) -> Response:
+    return HTMLResponse(docs_page.page(_own_document(service)), headers=docs_page.HEADERS)
+
+
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         method="POST",
@@ -49,6 +71,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         summary="Answer a conversation.",
         tag="OpenAI",
         body=ChatRequest,
+        refused=refused(ChatRequest),
         answers={200: Answer[ChatChoice]},
         stream=Answer[ChatChunkChoice],
     ),
@@ -59,6 +82,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         summary="Continue one or several prompts.",
         tag="OpenAI",
         body=CompletionRequest,
+        refused=refused(CompletionRequest),
         answers={200: Answer[CompletionChoice]},
         stream=Answer[CompletionChoice],
     ),
@@ -118,5 +142,21 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         summary="What runs, why, with which settings, and how full it is.",
         tag="Server",
         answers={200: ServerInfo},
+    ),
+    Endpoint(
+        method="GET",
+        path="/openapi.json",
+        handler=_openapi,
+        summary="This API as an OpenAPI 3.1 document.",
+        tag="Server",
+        answers={200: dict[str, Any]},
+    ),
+    Endpoint(
+        method="GET",
+        path="/docs",
+        handler=_docs,
+        summary="The same as a page to read.",
+        tag="Server",
+        answers={200: Text("text/html")},
     ),
 )

@@ -197,7 +197,11 @@ _INTEGERS = ("max_tokens", "max_completion_tokens")
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
 
 
+def refused(kind: type[Request]) -> Mapping[str, tuple[Any, ...]]:
+    """Fields that are known but not supported, with the values, besides null, that ask for nothing."""
+    return _NEUTRAL_CHAT if kind is ChatRequest else _NEUTRAL_COMPLETION
+
+
 def parse(body: bytes, kind: type[Request]) -> tuple[Request, list[str]]:
     """A request body and the paths of the fields in it that nothing reads. Raises ApiError 400."""
-    neutral = _NEUTRAL_CHAT if kind is ChatRequest else _NEUTRAL_COMPLETION
-    return body_module.parse(body, kind, neutral, _INTEGERS, _EMPTY_IN_HISTORY)
+    return body_module.parse(body, kind, refused(kind), _INTEGERS, _EMPTY_IN_HISTORY)
