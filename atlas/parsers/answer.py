@@ -36,7 +36,8 @@ class AnswerParser:
         """
         self._format = tool_format
         self._markers = markers
-        self._inside = inside and markers is not None
+        self.thinking = inside and markers is not None
+        """Whether what was fed last belongs to reasoning, as far as that is decided."""
         self._events: list[Event] = []
         self._cursor = Cursor()
         make_id = new_id or (tool_format.new_id if tool_format else str)
@@ -73,14 +74,14 @@ class AnswerParser:
         cursor = self._cursor
         start, end = (self._markers.start, self._markers.end) if self._markers else ("", "")
         opens, bare = (self._format.opens, self._format.bare) if self._format else ((), ())
-        reasoned = thinking = self._inside
-        if thinking:
+        reasoned = self.thinking
+        if reasoned:
             self._text.part(Reasoning)
         while True:
             # Where a part begins, markers count that are text elsewhere.
-            words = () if thinking else bare
+            words = () if self.thinking else bare
             if start:
-                words += (start, end) if reasoned and not thinking else (start,)
+                words += (start, end) if reasoned and not self.thinking else (start,)
             cursor.keep()
             word = (yield from cursor.accept(*words)) if words else None
             if word is not None and word in bare:
@@ -88,20 +89,20 @@ class AnswerParser:
             elif word is not None:
                 # A closing marker here is the second: the model's own after one that was forced.
                 if word == start:
-                    reasoned = thinking = True
+                    reasoned = self.thinking = True
                     self._text.part(Reasoning)
                 continue
             cursor.drop()
             while True:
-                word = yield from cursor.flow((*opens, end) if thinking else opens, self._text.add)
+                word = yield from cursor.flow((*opens, end) if self.thinking else opens, self._text.add)
                 if word is None:
                     self._text.close()
                     return
-                if thinking and word == end:
+                if self.thinking and word == end:
                     break
                 cursor.keep(word)
                 yield from self._call(word)
-            thinking = False
+            self.thinking = False
             self._text.part(Content)
 
     def _call(self, opened: str) -> Reading[None]:

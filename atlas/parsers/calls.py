@@ -30,6 +30,11 @@ class ToolFormat(ABC):
     ends: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """All words of the format."""
+        return (*self.opens, *self.bare, *self.ends, *self.inner)
+
     def new_id(self) -> str:
         return "call_" + secrets.token_hex(12)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from atlas.config import Origin, ServeConfig
 from atlas.engine.sampling_defaults import SamplingDefaults
@@ -15,7 +17,8 @@ from atlas.serve.errors import ApiError, invalid
 from atlas.serve.offload import Offload
 from atlas.serve.presets import Presets
 from atlas.text.chat_template import ChatTemplate
-from atlas.text.messages import ChatMessage, turns
+from atlas.text.messages import ChatMessage, guard_all, turns
+from atlas.text.tools import Tool, definitions
 from atlas.tokenizer import Tokenizer
 from atlas.weights import open_checkpoint
 
@@ -30,6 +33,13 @@ _CHARACTERS_PER_TOKEN = 16
 """Far above any real text's average; only decides when a first look at the beginning is worth it."""
 
 T = TypeVar("T")
+
+
+class ChatPrompt(msgspec.Struct, frozen=True):
+    """A rendered conversation: its ids, and its text."""
+
+    ids: list[int]
+    text: str
 
 
 class Frontend:
@@ -72,24 +82,41 @@ class Frontend:
         """Sampling of a request that says nothing of it, nor of thinking."""
         return self.presets.sampling()
 
-    async def chat_prompt(self, messages: Sequence[ChatMessage], max_context: int, body_size: int) -> list[int]:
-        """The ids of a conversation. Raises ApiError 400: no template, refused by it, or too long."""
-        template = self.template
-        if template is None:
+    def require_template(self) -> ChatTemplate:
+        """The model's chat template. Raises ApiError 400 if it has none that can be used."""
+        if self.template is None:
             raise invalid("messages", self._template_fault, "a prompt sent to /v1/completions", code="no_chat_template")
+        return self.template
+
+    async def chat_prompt(
+        self,
+        messages: Sequence[ChatMessage],
+        max_context: int,
+        body_size: int,
+        *,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """A conversation through the model's template. Raises ApiError 400: refused by it, or too long."""
+        template = self.require_template()
         if not messages:
             raise invalid("messages", "empty", "at least one message", code="empty_array")
+        guard = self.tokenizer.guard
 
-        def work() -> list[int]:
+        def work() -> ChatPrompt:
             try:
-                conversation = turns(messages, self.tokenizer.guard, knows_developer=template.knows_developer)
+                conversation = turns(messages, guard, knows_developer=template.knows_developer)
+                declared = definitions(tools, lambda value: guard_all(value, guard)) or None
             except RequestError as error:
                 raise invalid(error.where, error.found, error.accepted) from None
+            except RecursionError:
+                raise invalid("messages", "arguments or schemas nested too deeply") from None
             try:
-                text = template.render(conversation)
+                text = template.render(conversation, tools=declared, variables=variables)
             except RequestError as error:
                 raise ApiError(400, "chat_template_error", str(error), "messages") from None
-            return _encode(self.tokenizer.encode_rendered, text, max_context, "messages")
+            ids = _encode(self.tokenizer.encode_rendered, text, max_context, "messages")
+            return ChatPrompt(ids, text)
 
         return await self.run(work, body_size)
 

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from atlas.engine.client import EngineClient, EngineUnavailableError
 from atlas.engine.messages import SamplingParams, SequenceOutput, TokenLogprobs
+from atlas.parsers import Answer, AnswerParser, CallEnd, Content, Event
+from atlas.parsers import collect as answer_of
+from atlas.serve.answer_assembler import AnswerAssembler, PlainAssembler
 from atlas.serve.errors import ApiError, engine_failed, generation_failed, unavailable
 from atlas.serve.limits import Account
 from atlas.serve.tracking import Generation
-from atlas.text.assembler import Assembler, FinishReason, TextStream
+from atlas.text.assembler import Assembler, TextStream
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+"""tool_calls: the model stopped, and made complete calls. Cut by max_tokens it is length, whatever came before."""
 
 
 class StreamTokenizer(Protocol):
     """The part of a tokenizer that generation needs."""
 
-    def stream(self) -> TextStream: ...
+    def stream(self, shown: frozenset[str] = frozenset()) -> TextStream: ...
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -29,6 +35,9 @@ class Job(msgspec.Struct, frozen=True):
     index: its choice in the response.     first: the first choice of its prompt.
     include_stop: a stop string stays in the text.
     echo: text to give back before the answer's own; None: no echo.
+    parser: makes what tells reasoning and tool calls from content; None: all is content.
+    shown: the words of that parser's formats, whose special tokens must be in the text that it reads.
+    one_call: the first complete tool call ends the answer.
     """
 
     index: int
@@ -38,6 +47,9 @@ class Job(msgspec.Struct, frozen=True):
     first: bool = True
     include_stop: bool = False
     echo: str | None = None
+    parser: Callable[[], AnswerParser] | None = None
+    shown: frozenset[str] = frozenset()
+    one_call: bool = False
 
 
 class Reported(msgspec.Struct, frozen=True):
@@ -50,16 +62,26 @@ class Reported(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True):
     """What is new in one choice. `tokens` counts the ids behind it; the last delta has the reason.
 
+    events: in the order of the text. Joined with those of the choice's other deltas, they depend on the ids alone.
+    reasoning_tokens: of `tokens`, those of reasoning and its markers.
+    stop: in the last delta, the stop string that ended the answer; None if it was something else.
     prompt: in the first delta of a job that wants something about its prompt: the log-probabilities of the
         prompt's tokens but the first, none if only the text is wanted.
     """
 
     index: int
-    text: str
+    events: list[Event]
     tokens: int
     finish_reason: FinishReason | None = None
     logprobs: list[Reported] = []
     prompt: list[TokenLogprobs] | None = None
+    reasoning_tokens: int = 0
+    stop: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The content among the events."""
+        return "".join([event.text for event in self.events if isinstance(event, Content)])
 
 
 async def generate(
@@ -68,14 +90,8 @@ async def generate(
     """The deltas of one sequence, its tokens put on the account. Closing the iterator aborts it. Raises ApiError 500 if
     it breaks, 503 if there is no engine or the server shuts down.
     """
-    reports = job.sampling.logprobs is not None
-    assembler = Assembler(
-        tokenizer.stream(),
-        job.stops,
-        min_tokens=job.sampling.min_tokens,
-        include_stop=job.include_stop,
-        offsets=reports,
-    )
+    assembler = _assembler(tokenizer, job)
+    called, reasoned = False, 0
     try:
         submitted = engine.submit(job.prompt, job.sampling)
     except EngineUnavailableError as error:  # it died while the prompt was being made
@@ -94,14 +110,17 @@ async def generate(
                 account.leave_queue()
                 waiting = False
             if not opened:
-                yield Delta(job.index, "", 0, prompt=prompt)
+                yield Delta(job.index, [], 0, prompt=prompt)
                 opened = True
-            text, tokens, reason = assembler.push(output)
+            events, tokens, reason = assembler.push(output)
             account.spend(tokens)
             seen.received(tokens, output.timing)
             seen.finish_reason = reason
             logprobs = [Reported(*pair) for pair in zip(output.logprobs, assembler.offsets, strict=False)]
-            yield Delta(job.index, text, tokens, reason, logprobs[:tokens])
+            called = called or any(isinstance(event, CallEnd) and event.complete for event in events)
+            told: FinishReason | None = "tool_calls" if reason == "stop" and called else reason
+            thought, reasoned = assembler.reasoning_tokens - reasoned, assembler.reasoning_tokens
+            yield Delta(job.index, events, tokens, told, logprobs[:tokens], None, thought, assembler.matched)
             if reason is not None:
                 return
 
@@ -112,6 +131,17 @@ def _failure(engine: EngineClient, output: SequenceOutput) -> ApiError:
     if output.finish_reason == "abort":
         return unavailable("server_shutting_down", message)
     return engine_failed(message) if engine.state == "dead" else generation_failed(message)
+
+
+def _assembler(tokenizer: StreamTokenizer, job: Job) -> PlainAssembler | AnswerAssembler:
+    stream, min_tokens, include_stop = tokenizer.stream(job.shown), job.sampling.min_tokens, job.include_stop
+    if job.parser is not None:
+        return AnswerAssembler(
+            stream, job.parser(), job.stops, min_tokens=min_tokens, include_stop=include_stop, one_call=job.one_call
+        )
+    offsets = job.sampling.logprobs is not None
+    plain = Assembler(stream, job.stops, min_tokens=min_tokens, include_stop=include_stop, offsets=offsets)
+    return PlainAssembler(plain)
 
 
 async def generate_all(
@@ -151,27 +181,31 @@ async def generate_all(
 class Whole(msgspec.Struct):
     """One choice, complete: the sum of its deltas."""
 
-    text: str = ""
+    answer: Answer
     tokens: int = 0
     finish_reason: FinishReason = "length"
     logprobs: list[Reported] = []
     prompt: list[TokenLogprobs] | None = None
+    reasoning_tokens: int = 0
+    stop: str | None = None
 
 
 async def collect(
     engine: EngineClient, tokenizer: StreamTokenizer, jobs: Sequence[Job], account: Account
 ) -> list[Whole]:
     """All choices, complete, in order."""
-    wholes = [Whole() for _ in jobs]
-    texts: list[list[str]] = [[] for _ in jobs]
+    wholes = [Whole(Answer()) for _ in jobs]
+    events: list[list[Event]] = [[] for _ in jobs]
     async with aclosing(generate_all(engine, tokenizer, jobs, account)) as deltas:
         async for delta in deltas:
             whole = wholes[delta.index]
-            texts[delta.index].append(delta.text)
+            events[delta.index] += delta.events
             whole.tokens += delta.tokens
+            whole.reasoning_tokens += delta.reasoning_tokens
             whole.finish_reason = delta.finish_reason or whole.finish_reason
+            whole.stop = delta.stop
             whole.logprobs += delta.logprobs
             whole.prompt = delta.prompt if whole.prompt is None else whole.prompt
-    for whole, parts in zip(wholes, texts, strict=True):
-        whole.text = "".join(parts)
+    for whole, all_events in zip(wholes, events, strict=True):
+        whole.answer = answer_of(all_events)
     return wholes

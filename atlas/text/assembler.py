@@ -46,6 +46,11 @@ class Assembler:
         self.offsets: list[int] = []
         """For each id counted by the last `push`: characters of the detokenised text before it."""
 
+    @property
+    def matched(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._matcher.matched
+
     def push(self, output: SequenceOutput) -> tuple[str, int, FinishReason | None]:
         """The new text, how many of the output's ids count, and the reason if this is the end."""
         ids, reason = output.token_ids, output.finish_reason

@@ -40,6 +40,8 @@ class ChatMessage(msgspec.Struct):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same under another name that servers and clients use."""
 
 
 def turns(
@@ -66,9 +68,9 @@ def turns(
         if isinstance(content, list):
             content = "\n".join(part.text for part in content)
         turn: dict[str, Any] = {"role": role, "content": guard(content)}
-        for name in ("name", "tool_call_id", "reasoning_content"):
-            if (value := getattr(message, name)) is not None:
-                turn[name] = guard(value)
+        reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+        others = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": reasoning}
+        turn |= {name: guard(value) for name, value in others.items() if value is not None}
         if message.tool_calls:
             turn["tool_calls"] = [_tool_call(call, guard) for call in message.tool_calls]
         result.append(turn)
@@ -94,14 +96,15 @@ def _arguments(arguments: str | dict[str, Any], guard: Callable[[str], str]) -> 
             value = msgspec.json.decode(arguments) if arguments.strip() else {}
         except (msgspec.MsgspecError, RecursionError, ValueError):
             value = None
-    return _guard_all(value if isinstance(value, dict) else arguments, guard)
+    return guard_all(value if isinstance(value, dict) else arguments, guard)
 
 
-def _guard_all(value: Any, guard: Callable[[str], str]) -> Any:
+def guard_all(value: Any, guard: Callable[[str], str]) -> Any:
+    """JSON data with all its strings guarded."""
     if isinstance(value, str):
         return guard(value)
     if isinstance(value, dict):
-        return {guard(key): _guard_all(item, guard) for key, item in value.items()}
+        return {guard(key): guard_all(item, guard) for key, item in value.items()}
     if isinstance(value, list):
-        return [_guard_all(item, guard) for item in value]
+        return [guard_all(item, guard) for item in value]
     return value

@@ -54,8 +54,9 @@ class StopMatcher:
         return buffer[:keep]
 
     def finish(self) -> str:
-        """The text has ended: what was held back can no longer become a stop."""
+        """The text has ended, or is interrupted: what was held back can no longer become a stop."""
         held, self._held = self._held, ""
+        self._states = [0] * len(self._stops)
         return held
 
 

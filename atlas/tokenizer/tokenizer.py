@@ -35,6 +35,7 @@ class Tokenizer:
 
     def __init__(self, files: TokenizerFiles, config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> None:
         self._document = files.tokenizer_json
+        self._showing: dict[frozenset[str], tokenizers.Tokenizer] = {}
         self._source = files.source
         self._tokenizer = self._load(files.tokenizer_json)
         added = self._tokenizer.get_added_tokens_decoder()
@@ -200,9 +201,28 @@ class Tokenizer:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
-    def stream(self) -> Detokenizer:
-        """A detokenizer for one sequence that is being generated."""
-        return Detokenizer(self._tokenizer)
+    def stream(self, shown: frozenset[str] = frozenset()) -> Detokenizer:
+        """A detokenizer for one sequence that is being generated.
+
+        shown: words of formats of reasoning and tool calls; special tokens that they consist of are not skipped. The
+            first use of a set of words reads the tokenizer once more: see `show`.
+        """
+        return Detokenizer(self.show(shown))
+
+    def show(self, words: frozenset[str]) -> tokenizers.Tokenizer:
+        """The tokenizer to whose decoder the special tokens in these words are text. Made once for each set."""
+        if not words:
+            return self._tokenizer
+        if (made := self._showing.get(words)) is None:
+            ids = {index for index, token in self._special.items() if any(token.content in word for word in words)}
+            made = self._tokenizer
+            if ids:
+                document = json.loads(self._document)
+                for token in document["added_tokens"]:
+                    token["special"] = token["special"] and token["id"] not in ids
+                made = self._load(json.dumps(document))
+            self._showing[words] = made
+        return made
 
     def id_to_token(self, index: int) -> str | None:
         """The token as the vocabulary spells it; None for an id without one."""

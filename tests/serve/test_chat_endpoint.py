@@ -153,6 +153,7 @@ def test_sampling_reaches_the_engine(shared: RunningServer) -> None:
     expected = {"max_tokens": 506, "temperature": 0.25, "top_k": 3, "top_p": 0.5, "seed": 7, "min_p": 0.1}
     expected |= {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": -1.0, "min_tokens": 2}
     expected |= {"logprobs": 3, "prompt_logprobs": 4, "logit_bias": {"76": 100.0, "5": -2.5}}
+    expected |= {"grammar": None, "thinking": None, "priority": 0}
     assert last_sampling(shared) == {**expected, "stop_token_ids": [9]}
     ask(shared, extra_body={"stop_token_ids": [9]})
     assert last_sampling(shared)["stop_token_ids"] == [2, 3, 9]
@@ -218,7 +219,7 @@ def test_tool_calls_in_the_history(shared: RunningServer, content: dict[str, Any
 def test_ignored_fields_are_reported(shared: RunningServer) -> None:
     body = {
         "messages": [{**YO[0], "mood": 1}],
-        "max_thinking_tokens": 5,
+        "most_thoughts": 5,
         "stream_options": {"x": 1},
         "n": 1,
         "tools": [],
@@ -226,9 +227,9 @@ def test_ignored_fields_are_reported(shared: RunningServer) -> None:
     for _ in range(2):
         response = shared.http.post("/v1/chat/completions", json=body)
         assert response.status_code == 200
-        expected = "messages[].mood, max_thinking_tokens, stream_options.x"
+        expected = "messages[].mood, most_thoughts, stream_options.x"
         assert response.headers["x-atlas-ignored-fields"] == expected
-    assert shared.output.read_text().count("'max_thinking_tokens' is not known") == 1
+    assert shared.output.read_text().count("'most_thoughts' is not known") == 1
     assert "x-atlas-ignored-fields" not in shared.http.post("/v1/chat/completions", json={"messages": YO}).headers
 
 

@@ -16,7 +16,7 @@ from atlas.text.assembler import TextStream
 
 
 class NoTokenizer:
-    def stream(self) -> TextStream:
+    def stream(self, shown: frozenset[str] = frozenset()) -> TextStream:
         class Nothing:
             def push(self, token_ids: object) -> str:
                 return ""

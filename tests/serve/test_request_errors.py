@@ -81,16 +81,20 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages", ["a tool message cannot come first"]),
     ({"max_completion_tokens": 0}, "max_completion_tokens", ["at least 1"]),
     ({"max_completion_tokens": 3, "max_tokens": 4}, "max_completion_tokens", ["3", "4"]),
-    ({"tools": [{"type": "function"}]}, "tools", ["not supported"]),
-    ({"tool_choice": "required"}, "tool_choice", ["not supported"]),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", ["missing"]),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", ["no place for tools"]),
+    ({"tool_choice": "required"}, "tool_choice", ["without tools"]),
     ({"functions": [{}]}, "functions", ["not supported"]),
     ({"response_format": {"type": "json_object"}}, "response_format", ["not supported"]),
     ({"top_logprobs": 3}, "top_logprobs", ["3", "logprobs is true"]),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", ["21", "from 0 to 20"]),
     ({"logprobs": 3}, "logprobs", ["bool", "int"]),
     ({"modalities": ["audio"]}, "modalities", ["not supported"]),
-    ({"reasoning_effort": "high"}, "reasoning_effort", ["not supported"]),
+    ({"reasoning_effort": "high"}, "reasoning_effort", ["high", "not supported", "without reasoning"]),
+    ({"enable_thinking": True}, "enable_thinking", ["true", "not supported", "without reasoning"]),
+    ({"thinking_budget": 3}, "thinking_budget", ["not supported"]),
     ({"store": True}, "store", ["not supported"]),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", ["the server's"]),
 ]
 
 COMMON_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
@@ -137,7 +141,6 @@ COMMON_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"prompt_logprobs": -1}, "prompt_logprobs", ["-1"]),
     ({"include_stop_str_in_output": "yes"}, "include_stop_str_in_output", ["bool", "str"]),
     ({"chat_template": "{{ 1 }}"}, "chat_template", ["not supported"]),
-    ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs", ["not supported"]),
 ]
 
 TEXT_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [

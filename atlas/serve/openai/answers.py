@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
-from atlas.text.assembler import FinishReason
+from atlas.serve.generation import FinishReason
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """cached_tokens: of the prompt, those that were not computed anew."""
+
+    cached_tokens: int = 0
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """reasoning_tokens: of the answer, those of reasoning and its markers."""
+
+    reasoning_tokens: int = 0
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -15,14 +27,34 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
+    completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
+
+
+class FunctionAnswer(msgspec.Struct, frozen=True):
+    """What is called. `arguments` is a JSON object, unless the answer ended inside the call: then it is the beginning
+    of one, up to the last argument that is whole."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallAnswer(msgspec.Struct, frozen=True):
+    """A tool call of an answer."""
+
+    id: str
+    function: FunctionAnswer
+    type: Literal["function"] = "function"
 
 
 class AnswerMessage(msgspec.Struct, frozen=True):
-    """The assistant's turn."""
+    """The assistant's turn. content: null beside tool calls without any."""
 
-    content: str
-    role: str = "assistant"
+    content: str | None
+    role: Literal["assistant"] = "assistant"
     refusal: str | None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallAnswer] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatTopLogprob(msgspec.Struct, frozen=True):
@@ -80,11 +112,29 @@ class ChatChoice(msgspec.Struct, frozen=True):
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
+class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is new of a call: its name, then pieces of its arguments."""
+
+    arguments: str
+    name: str | None = None
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part of the answer's call `index`. The first part has id, type and name."""
+
+    index: int
+    function: FunctionDelta
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is new in a chunk."""
 
-    role: str | None = None
+    role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):

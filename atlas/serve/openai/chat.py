@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from atlas.engine.messages import TokenLogprobs
+from atlas.parsers import Answer, Call, CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
+from atlas.serve.chat_generation import prepare
 from atlas.serve.generation import Delta, Job, Reported, Whole
 from atlas.serve.http import read_body
 from atlas.serve.openai.answers import (
@@ -17,12 +17,15 @@ from atlas.serve.openai.answers import (
     ChatChunkChoice,
     ChatDelta,
     ChatLogprobs,
+    FunctionAnswer,
+    FunctionDelta,
     PromptLogprobs,
+    ToolCallAnswer,
+    ToolCallDelta,
 )
 from atlas.serve.openai.logprobs import chat_logprobs, prompt_logprobs
 from atlas.serve.openai.requests import ChatRequest, parse
-from atlas.serve.openai.respond import make_jobs, respond
-from atlas.serve.sampling import check
+from atlas.serve.openai.respond import respond
 from atlas.serve.service import Service
 from atlas.tokenizer import Tokenizer
 
@@ -36,13 +39,21 @@ class ChatFormat:
         self._tokenizer = tokenizer
 
     def choice(self, job: Job, whole: Whole) -> ChatChoice:
-        message, logprobs = AnswerMessage(whole.text), self._logprobs(job, whole.logprobs)
+        message, logprobs = message_of(whole.answer), self._logprobs(job, whole.logprobs)
         return ChatChoice(job.index, message, whole.finish_reason, logprobs, self._prompt(job, whole.prompt))
 
-    def chunk(self, job: Job, delta: Delta) -> ChatChunkChoice:
+    def chunks(self, job: Job, delta: Delta) -> list[ChatChunkChoice]:
+        """One for each event, so that their order stays; what else there is goes with the first."""
+        contents = [content for event in delta.events if (content := _delta_of(event)) is not None]
         logprobs = self._logprobs(job, delta.logprobs) if delta.logprobs else None
-        content = ChatDelta(content=delta.text or None)
-        return ChatChunkChoice(job.index, content, delta.finish_reason, logprobs, self._prompt(job, delta.prompt))
+        prompt = self._prompt(job, delta.prompt)
+        if not contents and delta.finish_reason is None and logprobs is None and prompt is msgspec.UNSET:
+            return []  # a call has ended, which chunks do not tell
+        first, *others = contents or [ChatDelta()]
+        return [
+            ChatChunkChoice(job.index, first, delta.finish_reason, logprobs, prompt),
+            *(ChatChunkChoice(job.index, other) for other in others),
+        ]
 
     def opening(self, job: Job) -> ChatChunkChoice:
         return ChatChunkChoice(job.index, ChatDelta(role="assistant", content=""))
@@ -57,24 +68,39 @@ class ChatFormat:
         return prompt_logprobs(reports, n_top, self._tokenizer)
 
 
+def message_of(answer: Answer) -> AnswerMessage:
+    """The assistant's turn. Beside calls, content that is not there is null, as in OpenAI's API."""
+    return AnswerMessage(
+        content=answer.content or (None if answer.calls else ""),
+        reasoning_content=answer.reasoning or msgspec.UNSET,
+        tool_calls=[_call(call) for call in answer.calls] or msgspec.UNSET,
+    )
+
+
+def _call(call: Call) -> ToolCallAnswer:
+    return ToolCallAnswer(call.id, FunctionAnswer(call.name, call.arguments))
+
+
+def _delta_of(event: Event) -> ChatDelta | None:
+    match event:
+        case Content(text):
+            return ChatDelta(content=text)
+        case Reasoning(text):
+            return ChatDelta(reasoning_content=text)
+        case CallBegin(index, identifier, name):
+            call = ToolCallDelta(index, FunctionDelta("", name), identifier, "function")
+            return ChatDelta(tool_calls=[call])
+        case CallArguments(index, text):
+            return ChatDelta(tool_calls=[ToolCallDelta(index, FunctionDelta(text))])
+        case CallEnd():
+            return None
+
+
 async def chat_completions(http: Request, service: Service) -> Response:
     """Render the conversation with the model's template and answer it."""
     serving = service.require()
     body = await read_body(http)
     request, ignored = parse(body, ChatRequest)
-    headers = service.report_ignored(ignored)
-    service.check_model(request.model)
-    frontend, ready = serving.frontend, serving.ready
-    checked = partial(
-        check,
-        request,
-        frontend.defaults,
-        ends=frontend.tokenizer.eos_token_ids,
-        vocab_size=ready.vocab_size,
-        seed=service.config.seed,
-    )
-    sampling = await frontend.run(checked, len(body))
-    prompt = await frontend.chat_prompt(request.messages, ready.max_context, len(body))
-    jobs, notes = make_jobs([prompt], sampling, ready.max_context)
-    form = ChatFormat(frontend.tokenizer)
-    return await respond(http, service, serving, request, jobs, form, headers | notes)
+    prepared = await prepare(service, serving, request, len(body), ignored=ignored)
+    form = ChatFormat(serving.frontend.tokenizer)
+    return await respond(http, service, serving, request, prepared.jobs, form, prepared.headers)

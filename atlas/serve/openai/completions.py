@@ -14,10 +14,11 @@ from atlas.serve.errors import invalid
 from atlas.serve.frontend import check_length
 from atlas.serve.generation import Delta, Job, Reported, Whole
 from atlas.serve.http import read_body
+from atlas.serve.jobs import make_jobs
 from atlas.serve.openai.answers import CompletionChoice, CompletionLogprobs, PromptLogprobs
 from atlas.serve.openai.logprobs import completion_logprobs, prompt_logprobs
 from atlas.serve.openai.requests import CompletionRequest, parse
-from atlas.serve.openai.respond import make_jobs, respond
+from atlas.serve.openai.respond import respond
 from atlas.serve.sampling import check
 from atlas.serve.service import Service, Serving
 from atlas.tokenizer import Tokenizer
@@ -35,16 +36,18 @@ class CompletionFormat:
 
     def choice(self, job: Job, whole: Whole) -> CompletionChoice:
         logprobs = self._logprobs(job, whole.logprobs, whole.prompt)
-        text = (job.echo or "") + whole.text
+        text = (job.echo or "") + whole.answer.content
         return CompletionChoice(job.index, text, whole.finish_reason, logprobs, self._prompt(whole.prompt))
 
-    def chunk(self, job: Job, delta: Delta) -> CompletionChoice:
+    def chunks(self, job: Job, delta: Delta) -> list[CompletionChoice]:
+        if not delta.events and not delta.logprobs and delta.prompt is None and delta.finish_reason is None:
+            return []
         echoed = job.echo if delta.prompt is not None else None
         logprobs = None
         if delta.logprobs or echoed is not None:
             logprobs = self._logprobs(job, delta.logprobs, delta.prompt)
         text = (echoed or "") + delta.text
-        return CompletionChoice(job.index, text, delta.finish_reason, logprobs, self._prompt(delta.prompt))
+        return [CompletionChoice(job.index, text, delta.finish_reason, logprobs, self._prompt(delta.prompt))]
 
     def opening(self, job: Job) -> None:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from atlas.engine.sampling import (
 )
 from atlas.serve import body as body_module
 from atlas.text.messages import ChatMessage
+from atlas.text.tools import MAX_TOOLS, Tool, ToolChoice
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
@@ -41,6 +42,7 @@ class StreamOptions(msgspec.Struct):
     """Options of a streamed answer."""
 
     include_usage: Annotated[bool | None, about("A last chunk tells the tokens used.")] = None
+    continuous_usage_stats: Annotated[bool | None, about("Every chunk tells the tokens used so far.")] = None
 
 
 class GenerationFields(msgspec.Struct, kw_only=True):
@@ -111,6 +113,24 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     user: Annotated[str | None, about("Who asks, in the client's own words; the answer does not depend on it.")] = None
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class ReasoningOptions(msgspec.Struct):
+    """`reasoning`, the object that routers of models have: how much, or at most how many tokens."""
+
+    effort: Effort | None = None
+    max_tokens: int | None = None
+    enabled: bool | None = None
+
+
+class ThinkingOptions(msgspec.Struct):
+    """`thinking`, the object that several vendors have."""
+
+    type: Literal["enabled", "disabled"]
+    budget_tokens: int | None = None
+
+
 class ChatRequest(GenerationFields, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
@@ -121,6 +141,27 @@ class ChatRequest(GenerationFields, kw_only=True):
         int | None,
         about("With logprobs: so many of the likeliest at each place.", minimum=0, maximum=MAX_LOGPROBS),
     ] = None
+    tools: Annotated[list[Tool] | None, about("Functions that the model may call.", maxItems=MAX_TOOLS)] = None
+    tool_choice: Annotated[
+        ToolChoice | None, about("Whether calls may, must or must not be made; an object: this one must.")
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, about("false: the first complete call ends the answer.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, about("More variables for the chat template.")] = None
+    enable_thinking: Annotated[bool | None, about("The chat template's own switch of reasoning.")] = None
+    reasoning_effort: Annotated[
+        Effort | None, about("For the chat template; one that has only a switch is turned off by none, else on.")
+    ] = None
+    reasoning: ReasoningOptions | None = None
+    thinking: ThinkingOptions | None = None
+    thinking_budget: Annotated[int | None, about("Tokens after which reasoning is ended.", minimum=0)] = None
+    thinking_token_budget: Annotated[int | None, about("The same as thinking_budget.", minimum=0)] = None
+    max_thinking_tokens: Annotated[int | None, about("The same as thinking_budget.", minimum=0)] = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -154,7 +195,6 @@ class CompletionRequest(GenerationFields, kw_only=True):
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     # Known fields without support yet, with the values (besides null) that ask for nothing.
     "chat_template": (),
-    "chat_template_kwargs": ({},),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
@@ -166,25 +206,19 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 _NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {
     **_NEUTRAL,
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
     "store": (False,),
-    "enable_thinking": (),
-    "thinking": (),
-    "thinking_budget": (),
 }
 
 _NEUTRAL_COMPLETION: Mapping[str, tuple[Any, ...]] = {
     **_NEUTRAL,
+    "chat_template_kwargs": ({},),
     "suffix": ("",),
     "best_of": (1,),
 }

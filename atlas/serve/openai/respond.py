@@ -17,9 +17,15 @@ from atlas.engine.messages import TokenLogprobs
 from atlas.serve.generation import Delta, Job, Whole, collect, generate_all
 from atlas.serve.http import EventStream, event, json_response, unless_gone
 from atlas.serve.limits import Account, account_of
-from atlas.serve.openai.answers import Answer, ChatChoice, ChatChunkChoice, CompletionChoice, Usage
-from atlas.serve.openai.requests import ChatRequest, CompletionRequest
-from atlas.serve.sampling import SamplingRequest
+from atlas.serve.openai.answers import (
+    Answer,
+    ChatChoice,
+    ChatChunkChoice,
+    CompletionChoice,
+    CompletionTokensDetails,
+    Usage,
+)
+from atlas.serve.openai.requests import ChatRequest, CompletionRequest, StreamOptions
 from atlas.serve.service import Service, Serving
 
 
@@ -31,32 +37,10 @@ class Format(Protocol):
     chunk_object: str
 
     def choice(self, job: Job, whole: Whole) -> ChatChoice | CompletionChoice: ...
-    def chunk(self, job: Job, delta: Delta) -> ChatChunkChoice | CompletionChoice: ...
+    def chunks(self, job: Job, delta: Delta) -> Sequence[ChatChunkChoice | CompletionChoice]: ...
 
     def opening(self, job: Job) -> ChatChunkChoice | None:
         """A choice's chunk before any text, or None where the API has none."""
-
-
-def make_jobs(
-    prompts: Sequence[list[int]],
-    sampling: SamplingRequest,
-    max_context: int,
-    echoes: Sequence[str | None] | None = None,
-) -> tuple[list[Job], dict[str, str]]:
-    """The choices of each prompt, one after another, and a header that says so where max_tokens had to be cut.
-
-    echoes: for each prompt the text to give back before the answer.
-    """
-    jobs = []
-    for position, prompt in enumerate(prompts):
-        for choice in range(sampling.n):
-            index = position * sampling.n + choice
-            params = sampling.fit(index, len(prompt), max_context)
-            echo = echoes[position] if echoes is not None else None
-            jobs.append(Job(index, prompt, params, sampling.stops, choice == 0, sampling.include_stop, echo))
-    asked = sampling.max_tokens
-    cut = [str(job.sampling.max_tokens) for job in jobs if asked is not None and job.sampling.max_tokens < asked]
-    return jobs, {"x-atlas-max-tokens": ", ".join(cut[:64])} if cut else {}
 
 
 async def respond(
@@ -81,12 +65,11 @@ async def respond(
     account.enter_queue(len(jobs))
     account.spend(_prompt_tokens(jobs))
     if request.stream:
-        options = request.stream_options
-        with_usage = bool(options and options.include_usage)
-        return EventStream(_events(serving, jobs, form, frame, with_usage, account), headers)
+        return EventStream(_events(serving, jobs, form, frame, request.stream_options, account), headers)
     tokenizer = serving.frontend.tokenizer
     wholes = await unless_gone(http, collect(serving.engine, tokenizer, jobs, account))
-    usage = _usage(jobs, sum(whole.tokens for whole in wholes))
+    generated, reasoned = sum(whole.tokens for whole in wholes), sum(whole.reasoning_tokens for whole in wholes)
+    usage = _usage(jobs, generated, reasoned)
 
     def build() -> Response:
         choices = [form.choice(job, whole) for job, whole in zip(jobs, wholes, strict=True)]
@@ -97,17 +80,25 @@ async def respond(
 
 
 async def _events(
-    serving: Serving, jobs: Sequence[Job], form: Format, frame: Answer[Any], with_usage: bool, account: Account
+    serving: Serving,
+    jobs: Sequence[Job],
+    form: Format,
+    frame: Answer[Any],
+    options: StreamOptions | None,
+    account: Account,
 ) -> AsyncGenerator[bytes, None]:
+    last_usage = bool(options and options.include_usage)
+    each_usage = bool(options and options.continuous_usage_stats)
+    generated = reasoned = 0
+
     def chunk(choice: ChatChunkChoice | CompletionChoice) -> bytes:
         # With include_usage every chunk has the key, null until the last one.
-        usage = None if with_usage else msgspec.UNSET
+        usage = _usage(jobs, generated, reasoned) if each_usage else None if last_usage else msgspec.UNSET
         return event(msgspec.structs.replace(frame, choices=[choice], usage=usage))
 
-    def chunk_of(job: Job, delta: Delta) -> bytes:
-        return chunk(form.chunk(job, delta))
+    def chunks(job: Job, delta: Delta) -> bytes:
+        return b"".join([chunk(choice) for choice in form.chunks(job, delta)])
 
-    generated = 0
     async with aclosing(generate_all(serving.engine, serving.frontend.tokenizer, jobs, account)) as deltas:
         for job in jobs:
             if (opening := form.opening(job)) is not None:
@@ -115,15 +106,16 @@ async def _events(
         async for delta in deltas:
             job = jobs[delta.index]
             generated += delta.tokens
+            reasoned += delta.reasoning_tokens
             # Text and finish reason in separate chunks: clients expect the last one to be empty.
             if delta.prompt is not None:
-                yield await serving.frontend.run(partial(chunk_of, job, delta), _size(delta.prompt))
-            elif delta.text or delta.logprobs:
-                yield chunk_of(job, msgspec.structs.replace(delta, finish_reason=None))
+                yield await serving.frontend.run(partial(chunks, job, delta), _size(delta.prompt))
+            elif news := chunks(job, msgspec.structs.replace(delta, finish_reason=None)):
+                yield news
             if delta.finish_reason is not None:
-                yield chunk_of(job, Delta(delta.index, "", 0, delta.finish_reason))
-    if with_usage:
-        yield event(msgspec.structs.replace(frame, choices=[], usage=_usage(jobs, generated)))
+                yield chunks(job, Delta(delta.index, [], 0, delta.finish_reason))
+    if last_usage:
+        yield event(msgspec.structs.replace(frame, choices=[], usage=_usage(jobs, generated, reasoned)))
 
 
 def _size(reports: Sequence[TokenLogprobs] | None) -> int:
@@ -138,6 +130,7 @@ def _prompt_tokens(jobs: Sequence[Job]) -> int:
     return sum(len(job.prompt) for job in jobs if job.first)
 
 
-def _usage(jobs: Sequence[Job], generated: int) -> Usage:
+def _usage(jobs: Sequence[Job], generated: int, reasoned: int) -> Usage:
     prompt = _prompt_tokens(jobs)
-    return Usage(prompt, generated, prompt + generated)
+    details = CompletionTokensDetails(reasoned)
+    return Usage(prompt, generated, prompt + generated, completion_tokens_details=details)

@@ -1,0 +1,188 @@
+"""A conversation, whichever API it came through, made into the sequences that answer it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from atlas.engine.sampling import Thinking
+from atlas.errors import RequestError
+from atlas.parsers import AnswerParser, Markers, ToolFormat
+from atlas.serve.errors import ApiError, invalid, unsupported
+from atlas.serve.frontend import ChatPrompt, Frontend
+from atlas.serve.generation import Job
+from atlas.serve.jobs import make_jobs
+from atlas.serve.openai.requests import ChatRequest
+from atlas.serve.reasoning import Reasoning, marker_ids, reasoning_of
+from atlas.serve.sampling import check
+from atlas.serve.service import Service, Serving
+from atlas.text.messages import guard_all
+from atlas.text.tools import Tool, check_choice, check_tools
+
+_PLAIN_WORD = re.compile(r"[A-Za-z0-9_.-]{0,64}")
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """What is needed to answer.
+
+    jobs: one for each choice.  headers: for the response, the fields that nobody reads among them.
+    """
+
+    jobs: list[Job]
+    headers: dict[str, str]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A request's tools and reasoning, checked, for one model.
+
+    tools: those that the template gets.  schemas: name -> JSON schema of the arguments.
+    format: how calls are written; None: no call may be made.  markers: around reasoning; None: there is none.
+    variables: for the template.  unread: paths of what the template does not ask for.
+    """
+
+    tools: list[Tool]
+    schemas: dict[str, dict[str, Any]]
+    format: ToolFormat | None
+    markers: Markers | None
+    reasoning: Reasoning
+    variables: dict[str, Any]
+    unread: list[str]
+
+    @property
+    def shown(self) -> frozenset[str]:
+        """The words whose special tokens the parser has to see."""
+        words = (self.markers.start, self.markers.end) if self.markers else ()
+        return frozenset((*words, *(self.format.words if self.format else ())))
+
+
+async def prepare(
+    service: Service,
+    serving: Serving,
+    request: ChatRequest,
+    body_size: int,
+    *,
+    ignored: Sequence[str] = (),
+    fields: Mapping[str, str] | None = None,
+) -> Prepared:
+    """Everything about a request that can be wrong is found here: raises ApiError 400 (404: another model).
+
+    body_size: bytes of the request, which decide where its work is done.
+    ignored: fields that the caller found nobody to read, for the header that tells of them.
+    fields: what the caller's API calls a field of `ChatRequest`, for errors. A path may stand for all below it:
+        {"messages": "input", "max_tokens": "max_output_tokens"}.
+    """
+    with renamed(fields or {}):
+        service.check_model(request.model)
+        frontend, ready = serving.frontend, serving.ready
+        checked = partial(
+            check,
+            request,
+            frontend.defaults,
+            ends=frontend.tokenizer.eos_token_ids,
+            vocab_size=ready.vocab_size,
+            seed=service.config.seed,
+        )
+        sampling = await frontend.run(checked, body_size)
+        plan = await frontend.run(partial(plan_of, frontend, request), body_size)
+        headers = service.report_ignored([*ignored, *plan.unread])
+        prompt = await chat_prompt(serving, request, plan, body_size)
+        inside = plan.markers is not None and plan.markers.inside(prompt.text)
+        thinking = _thinking(frontend, plan, inside)
+        params = msgspec.structs.replace(sampling.params, thinking=thinking)
+        sampling = msgspec.structs.replace(sampling, params=params)
+        jobs, notes = make_jobs([prompt.ids], sampling, ready.max_context)
+        if plan.format is not None or plan.markers is not None:
+            parser = partial(AnswerParser, plan.format, plan.schemas, plan.markers, inside=inside)
+            one_call = plan.format is not None and request.parallel_tool_calls is False
+            jobs = [msgspec.structs.replace(job, parser=parser, shown=plan.shown, one_call=one_call) for job in jobs]
+    return Prepared(jobs, headers | notes)
+
+
+async def chat_prompt(serving: Serving, request: ChatRequest, plan: Plan, body_size: int) -> ChatPrompt:
+    """The prompt of a conversation."""
+    return await serving.frontend.chat_prompt(
+        request.messages, serving.ready.max_context, body_size, tools=plan.tools, variables=plan.variables
+    )
+
+
+def plan_of(frontend: Frontend, request: ChatRequest) -> Plan:
+    """Raises ApiError 400 for what this model cannot do."""
+    frontend.require_template()
+    presets = frontend.presets
+    markers, switches = presets.markers, presets.switches
+    reasoning = reasoning_of(request, presets)
+    variables, unread = _template_variables(frontend, request, switches.names)
+    for name, value in reasoning.variables.items():
+        if variables.setdefault(name, value) != value:
+            raise invalid(f"chat_template_kwargs.{name}", str(variables[name])[:80], f"{value}, as another field says")
+    tools = request.tools or []
+    try:
+        schemas = check_tools(tools)
+        check_choice(request.tool_choice, list(schemas))
+    except RequestError as error:
+        raise invalid(error.where, error.found, error.accepted) from None
+    if not tools or request.tool_choice == "none":
+        # The model is not told of tools that it may not call.
+        return Plan([], {}, None, markers, reasoning, variables, unread)
+    if not switches.takes_tools:
+        message = "tools: this model's chat template has no place for tools; leave them out, or serve a model that has"
+        raise ApiError(400, "no_tool_template", message, "tools")
+    if presets.parser is None:
+        fix = "name the format that the model writes calls in with --tool-parser"
+        raise unsupported("tools", "a model whose tool calls have no known format", fix)
+    if request.tool_choice not in (None, "auto"):
+        raise unsupported("tool_choice", "a forced call", 'say "auto" or leave it out')
+    return Plan(tools, schemas, presets.parser, markers, reasoning, variables, unread)
+
+
+def _template_variables(
+    frontend: Frontend, request: ChatRequest, known: frozenset[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """What `chat_template_kwargs` gives the template, and the paths of what it does not ask for."""
+    given = request.chat_template_kwargs or {}
+    for name in given:
+        if name in _RESERVED or name in frontend.tokenizer.special_tokens_map:
+            raise invalid(f"chat_template_kwargs.{name}", "a name that is the server's", "other names")
+
+    def guard(text: str) -> str:
+        # Templates compare such words; a guard in one would make it another.
+        return text if _PLAIN_WORD.fullmatch(text) else frontend.tokenizer.guard(text)
+
+    try:
+        variables = guard_all({name: value for name, value in given.items() if name in known}, guard)
+    except RecursionError:
+        raise invalid("chat_template_kwargs", "nested too deeply") from None
+    return variables, [f"chat_template_kwargs.{name}" for name in given if name not in known]
+
+
+def _thinking(frontend: Frontend, plan: Plan, inside: bool) -> Thinking | None:
+    """What the engine must know of reasoning, where anything hangs on it."""
+    if plan.markers is None or plan.reasoning.budget is None:
+        return None
+    begin, end = (marker_ids(frontend.tokenizer, marker) for marker in (plan.markers.start, plan.markers.end))
+    return Thinking(end, inside, plan.reasoning.budget, begin)
+
+
+@contextmanager
+def renamed(fields: Mapping[str, str]) -> Generator[None]:
+    """Errors raised inside name fields as `fields` says."""
+    try:
+        yield
+    except ApiError as error:
+        path = error.body.param
+        if path is None or not fields:
+            raise
+        prefix = max((name for name in fields if re.match(rf"{re.escape(name)}(?![\w])", path)), key=len, default=None)
+        if prefix is None:
+            raise
+        other = fields[prefix] + path[len(prefix) :]
+        message = error.body.message
+        if message.startswith(path):
+            message = other + message[len(path) :]
+        raise ApiError(error.status, error.body.code, message, other, error.headers) from None
