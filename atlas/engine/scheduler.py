@@ -1,9 +1,10 @@
 """The scheduler: decides what a step is. Knows nothing of devices.
 
 Continuous batching: every step takes one row of each decoding sequence first, then fills the rest of
-the row budget with prompt chunks, first come first served. A sequence that finds no free KV block
-preempts the one admitted last, which is computed again later from its tokens: its text is the same,
-since every kernel computes a row alike in any batch and chunk.
+the row budget with prompt chunks, lower `priority` first, equals first come first served. A sequence that finds no
+free KV block preempts the one of the highest `priority` number, of equals the one admitted last, which is computed
+again later from its tokens: its text is the same, since every kernel computes a row alike in any batch and chunk.
+Nothing runs for the sake of fairness: as long as others of a lower number take all the room, a sequence waits.
 
 Where kernels differ between prompt rows and rows of generated tokens (a backend with phases), a step has rows
 of one kind, prefill and decode steps take turns, and a sequence that is computed again has each of its tokens
@@ -13,7 +14,7 @@ computed by the kind of step that computed it first: so its text is the same the
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
+from bisect import insort_left, insort_right
 from collections.abc import Callable
 
 from atlas.engine.kv_cache import BlockPool
@@ -42,6 +43,10 @@ class Plan:
     phase: int = PHASE_PREFILL
 
 
+def _priority(sequence: Sequence) -> int:
+    return sequence.sampling.priority
+
+
 class _Budget:
     """A step in the making: its chunks, and what is left of its rows and logit rows."""
 
@@ -67,7 +72,7 @@ class _InFlightError(Exception):
 
 
 class Scheduler:
-    """Queues and admission. `running` is in order of admission.
+    """Queues and admission. `waiting` and `running` are in order of priority, equals of arrival and of admission.
 
     max_logits: rows of one step whose logits can be computed, at least `max_seqs`.
     rope_set: a sequence's length -> which RoPE frequencies all its positions use; None: there is but one set.
@@ -89,7 +94,7 @@ class Scheduler:
         self.pool, self.max_rows, self.max_seqs, self.max_logits = pool, max_rows, max_seqs, max_logits
         self._rope_set, self._max_context, self._decode_rows = rope_set, max_context, decode_rows
         self._prefilled_last = self._behind_first = False
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
         self._slots = list(range(n_slots))[::-1]
@@ -99,7 +104,7 @@ class Scheduler:
         sequence.last_length = min(sequence.last_length, self._max_context)
         if self._rope_set is not None:
             sequence.rope_set = self._rope_set(sequence.length)
-        self.waiting.append(sequence)
+        insort_right(self.waiting, sequence, key=_priority)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, finished or aborted; its blocks and slot are free at once."""
@@ -179,9 +184,9 @@ class Scheduler:
             # The whole prompt must fit now, or a half-prefilled sequence would soon be preempted.
             if rows == 0 or sequence.blocks_missing(sequence.pending) > self.pool.free:
                 break
-            self.waiting.popleft()
+            self.waiting.pop(0)
             sequence.slot = self._slots.pop()
-            self.running.append(sequence)
+            insort_right(self.running, sequence, key=_priority)
             sequence.add_blocks(self.pool.allocate(sequence.blocks_missing(rows)))
             step.add(sequence, rows)
 
@@ -196,7 +201,7 @@ class Scheduler:
         return rows
 
     def _reserve(self, sequence: Sequence, rows: int, step: _Budget, drained: bool) -> bool:
-        """Allocate blocks for `rows`, preempting later admissions. False: the sequence itself was preempted."""
+        """Allocate blocks for `rows`, preempting the last of `running`. False: the sequence itself was preempted."""
         missing = sequence.blocks_missing(rows)
         while missing > self.pool.free:
             if not drained:
@@ -215,7 +220,7 @@ class Scheduler:
         self.running.remove(victim)
         self._give_back(victim)
         victim.preempt()
-        self.waiting.appendleft(victim)
+        insort_left(self.waiting, victim, key=_priority)  # it ran before all of its priority that wait
 
     def _give_back(self, sequence: Sequence) -> None:
         self.pool.release(sequence.take_blocks())

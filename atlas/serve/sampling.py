@@ -76,6 +76,7 @@ def check(
             logit_bias=token_biases(request.logit_bias or {}),
             seed=_or(request.seed, secrets.randbits(63) if seed is None else seed),
             stop_token_ids=tuple(request.stop_token_ids or ()),
+            priority=_or(request.priority, 0),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )

@@ -11,8 +11,8 @@ from atlas.engine.scheduler import Scheduler
 from atlas.engine.sequence import Sequence
 
 
-def sequence(name: str, prompt: int, prompt_logprobs: int | None = None) -> Sequence:
-    params = SamplingParams(max_tokens=1000, prompt_logprobs=prompt_logprobs)
+def sequence(name: str, prompt: int, prompt_logprobs: int | None = None, priority: int = 0) -> Sequence:
+    params = SamplingParams(max_tokens=1000, prompt_logprobs=prompt_logprobs, priority=priority)
     return Sequence(name, prompt, list(range(prompt)), params)
 
 
@@ -73,6 +73,44 @@ def test_a_preempted_sequence_comes_back_before_those_that_never_ran() -> None:
     assert advance(scheduler) == {"a": 1} and list(scheduler.waiting) == [second, third]
     scheduler.remove(first)
     assert advance(scheduler) == {"b": 32, "c": 1}
+
+
+def test_a_lower_priority_number_is_admitted_first() -> None:
+    scheduler = Scheduler(BlockPool(64), max_rows=8, max_seqs=1, n_slots=1, max_logits=8)
+    order = [("a", 0), ("b", 5), ("c", -1), ("d", 0), ("e", -1), ("f", 5)]
+    for name, priority in order:
+        scheduler.add(sequence(name, 4, priority=priority))
+    admitted = []
+    while names := advance(scheduler):
+        admitted += names
+        scheduler.remove(scheduler.running[0])
+    assert admitted == ["c", "e", "a", "d", "b", "f"]
+
+
+def test_rows_of_a_step_go_to_the_lower_priority_number_first() -> None:
+    scheduler = Scheduler(BlockPool(64), max_rows=8, max_seqs=4, n_slots=4, max_logits=8)
+    scheduler.add(sequence("a", 12, priority=1))
+    assert advance(scheduler) == {"a": 8}
+    scheduler.add(sequence("b", 12, priority=0))
+    assert advance(scheduler) == {"a": 4, "b": 4}  # nobody who runs is stopped for it
+    scheduler.add(sequence("c", 12, priority=1))
+    assert advance(scheduler) == {"a": 1, "b": 7}
+    assert list(advance(scheduler)) == ["b", "a", "c"]
+
+
+def test_the_highest_priority_number_is_preempted() -> None:
+    """Although it was admitted before those that stay; and it waits behind whoever is more urgent."""
+    scheduler = Scheduler(BlockPool(6), max_rows=64, max_seqs=4, n_slots=4, max_logits=8)
+    low, first, second = sequence("low", 20, priority=9), sequence("a", 31), sequence("b", 30)
+    for s in (low, first, second):
+        scheduler.add(s)
+    assert advance(scheduler) == {"a": 31, "b": 30, "low": 3}
+    while scheduler.preemptions == 0:
+        advance(scheduler)
+    assert list(scheduler.waiting) == [low] and scheduler.running == [first, second]
+    scheduler.add(sequence("new", 4, priority=1))
+    scheduler.add(sequence("same", 4, priority=9))
+    assert [s.request_id for s in scheduler.waiting] == ["new", "low", "same"]
 
 
 def test_a_sequence_that_outgrows_its_rope_set_is_computed_again() -> None:

@@ -100,6 +100,10 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     stop_token_ids: Annotated[list[int] | None, about("Tokens that end the answer.", items=_TOKEN)] = None
     include_stop_str_in_output: Annotated[bool | None, about("The stop string stays in the answer.")] = None
     ignore_eos: Annotated[bool | None, about("The model's own end tokens do not end the answer.")] = None
+    priority: Annotated[
+        int | None,
+        about("Requests of a lower one run first, and lose their place last.", minimum=-(2**63), maximum=2**63 - 1),
+    ] = None
     prompt_logprobs: Annotated[
         int | None,
         about(
@@ -201,7 +205,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "structured_outputs": (),
     "response_format": ({"type": "text"},),
-    "priority": (0,),
 }
 
 _NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {
