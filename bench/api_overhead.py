@@ -1,0 +1,236 @@
+"""What the server adds to an engine: `python -m bench.api_overhead [--profile FILE.svg]`.
+
+A stub engine (stub_engine.py) emits tokens at a set rate, the real server makes HTTP of them, and a client of its own
+process, that does little more than read sockets, counts what arrives, and when. All three share two cores.
+
+bench/results/api_overhead.json gets, for each way to ask: tokens a second with 128 streams of an engine that makes
+30,000, the processor time of the API process for a token, how many tokens share an event, and how long after the engine
+sent it a token arrives; the last for a single stream, too. The best of several rounds is kept: others who use the
+machine can only slow them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import selectors
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from bench.stub_engine import MARK
+
+ROOT = Path(__file__).parents[1]
+RESULT = Path(__file__).parent / "results" / "api_overhead.json"
+STREAMS, RATE = 128, 30_000
+SINGLE_RATE = 200.0
+"""Tokens a second of the single stream: one at a time, so each finds an idle server."""
+
+Row = dict[str, Any]
+
+THINK, CALL = "<think>", '<tool_call>\n{"name": "f", "arguments": {"x": "'
+PARSERS = ("--reasoning-parser", "qwen3", "--tool-parser", "hermes")
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": "string"}}}}}]
+CASES: dict[str, tuple[str, dict[str, Any], str, tuple[str, ...]]] = {
+    # path, fields of the request, what the model says before the tokens that count, flags
+    "completions": ("/v1/completions", {"prompt": "x"}, "", ()),
+    "chat": ("/v1/chat/completions", {}, "", ()),
+    "chat, stop string": ("/v1/chat/completions", {"stop": "END"}, "", ()),
+    "chat, content behind parsers": ("/v1/chat/completions", {"tools": TOOLS}, "", PARSERS),
+    "chat, reasoning": ("/v1/chat/completions", {"tools": TOOLS}, THINK, PARSERS),
+    "chat, arguments of a tool call": ("/v1/chat/completions", {"tools": TOOLS}, CALL, PARSERS),
+}
+
+
+# ---- the client: a process of its own ------------------------------------------------------------
+
+
+def client(port: int, streams: int, path: str, body: str) -> None:
+    """Ask `streams` times at once and read all. Prints what came, a line of JSON."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    request = f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    mark, selector = MARK.encode(), selectors.EpollSelector()
+    sockets = []
+    for index in range(streams):
+        connection = socket.create_connection(("127.0.0.1", port))
+        connection.setblocking(False)
+        sockets.append(connection)
+        selector.register(connection, selectors.EVENT_READ, index)
+    counts, events, ends = [0] * streams, 0, [b""] * streams
+    arrivals: list[tuple[int, float]] = []  # tokens of the stream so far, and when they were there
+    for connection in sockets:
+        connection.sendall(request)
+    open_streams = streams
+    while open_streams:
+        for key, _ in selector.select():
+            data = key.fileobj.recv(1 << 18)  # type: ignore[union-attr]
+            now, index = time.perf_counter(), key.data
+            if not data:
+                selector.unregister(key.fileobj)
+                open_streams -= 1
+                continue
+            if found := data.count(mark):
+                counts[index] += found
+                arrivals.append((counts[index], now))
+            events += data.count(b"data: {")
+            ends[index] = (ends[index] + data[-64:])[-64:]
+    complete = all(end.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") for end in ends)
+    print(json.dumps({"counts": counts, "events": events, "arrivals": arrivals, "complete": complete}))
+
+
+# ---- one round -----------------------------------------------------------------------------------
+
+
+class Bench:
+    """The server on the stub engine, for one case."""
+
+    def __init__(self, case: str, streams: int, rate: float, model: Path, folder: Path) -> None:
+        self.path, fields, self.prefix, flags = CASES[case]
+        self.fields = fields if "prompt" in fields else {"messages": [{"role": "user", "content": "x"}], **fields}
+        self.streams, self.rate, self.times = streams, rate, folder / "times"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        arguments = ["serve", str(streams), str(rate), str(self.times), self.prefix, "--port", str(self.port)]
+        self.log = (folder / "log").open("wb")
+        command = [sys.executable, "-m", "bench.stub_engine", *arguments, "--log-level", "warning", *flags, str(model)]
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, cwd=ROOT)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health") as response:
+                    response.read()
+                return
+            except OSError:
+                assert self.process.poll() is None, (folder / "log").read_text()
+                time.sleep(0.05)
+        raise TimeoutError("the server did not become ready")
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(10)
+        self.log.close()
+
+    def round(self, seconds: float, profile: Path | None = None) -> Row:
+        """One round of `seconds`; what is told is of its middle, but for what a stream has to hold in all."""
+        tokens = int(seconds * self.rate / self.streams)
+        fields = {"stream": True, "max_tokens": tokens + len(self.prefix), "temperature": 0, **self.fields}
+        self.times.unlink(missing_ok=True)
+        arguments = ["--client", str(self.port), str(self.streams), self.path, json.dumps(fields)]
+        began, used = time.perf_counter(), _cpu(self.process.pid)
+        asking = subprocess.Popen([sys.executable, "-m", "bench.api_overhead", *arguments], stdout=-1, cwd=ROOT)
+        if profile is not None:
+            time.sleep(1.0)
+            command = [
+                str(Path(sys.executable).with_name("py-spy")),
+                "record",
+                "-o",
+                str(profile),
+                "-d",
+                str(int(seconds - 2)),
+                "-r",
+                "250",
+                "-p",
+            ]
+            subprocess.run([*command, str(self.process.pid)], check=True, capture_output=True)
+        answer = json.loads(asking.communicate()[0])
+        used = _cpu(self.process.pid) - used
+        assert answer["complete"], "a stream did not end as it should"
+        assert answer["counts"] == [tokens] * self.streams, "a stream has too few or too many tokens"
+        while not self.times.exists():
+            time.sleep(0.01)
+        sent = [float(line) for line in self.times.read_text().split()][len(self.prefix) :]
+        first, last = answer["arrivals"][0][1], answer["arrivals"][-1][1]
+        lags = sorted(now - sent[count - 1] for count, now in answer["arrivals"])
+        total = tokens * self.streams
+        return {
+            "tokens_per_s": round(total / (last - first)),
+            "api_cpu_us_per_token": round(used / total * 1e6, 2),
+            "tokens_per_event": round(total / answer["events"], 2),
+            "added_latency_us": {"median": _us(lags, 0.5), "p99": _us(lags, 0.99)},
+            "seconds": round(time.perf_counter() - began, 1),
+        }
+
+
+def _us(values: list[float], share: float) -> float:
+    return round(values[min(len(values) - 1, int(share * len(values)))] * 1e6, 1)
+
+
+def _cpu(pid: int) -> float:
+    """Seconds of processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(case: str, model: Path, rounds: int, seconds: float) -> Row:
+    """Both numbers of one way to ask, the best of `rounds`."""
+    found: Row = {}
+    for name, streams, rate in (("many", STREAMS, RATE), ("single", 1, SINGLE_RATE)):
+        with tempfile.TemporaryDirectory() as folder:
+            bench = Bench(case, streams, rate, model, Path(folder))
+            try:
+                runs = [bench.round(seconds) for _ in range(rounds)]
+            finally:
+                bench.close()
+        if name == "many":
+            found[f"{STREAMS} streams"] = max(
+                runs, key=lambda run: (run["tokens_per_s"] // 500, -run["api_cpu_us_per_token"])
+            )
+        else:
+            found["1 stream"] = min(runs, key=lambda run: run["added_latency_us"]["median"])
+            medians = [run["added_latency_us"]["median"] for run in runs]
+            found["1 stream"]["medians_us"] = [min(medians), statistics.median(medians), max(medians)]
+    return found
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--client"]:
+        port, streams, path, body = sys.argv[2:]
+        client(int(port), int(streams), path, body)
+        return
+    parser = argparse.ArgumentParser(prog="python -m bench.api_overhead", description=__doc__.split("\n")[0])
+    parser.add_argument("--case", action="append", choices=CASES, help="only these; nothing is stored then")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--profile", type=Path, help="only a flame graph of the first case, by py-spy")
+    arguments = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+    sys.path.insert(0, str(ROOT / "tests" / "serve"))
+    from serve_harness import make_checkpoint
+
+    cases = arguments.case or list(CASES)
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_checkpoint(Path(folder) / "tiny")
+        if arguments.profile:
+            bench = Bench(cases[0], STREAMS, RATE, model, Path(folder))
+            try:
+                print(bench.round(12.0, arguments.profile))
+            finally:
+                bench.close()
+            return
+        found = {}
+        for case in cases:
+            found[case] = measure(case, model, arguments.rounds, arguments.seconds)
+            print(case, json.dumps(found[case]), flush=True)
+    if arguments.case is None:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+        document = {
+            "what": f"{STREAMS} streams of a stub engine of {RATE} tokens/s, 1 stream of {SINGLE_RATE:g}, on two cores",
+            "commit": commit.stdout.strip(),
+            "machine": {"cpu": platform.processor() or platform.machine(), "cores_used": 2, "load": os.getloadavg()[0]},
+            "python": platform.python_version(),
+            "cases": found,
+        }
+        RESULT.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
