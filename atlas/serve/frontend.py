@@ -27,6 +27,9 @@ logger = logging.getLogger("atlas.serve")
 LARGE_TEXT = 8 << 10
 """Bytes of a request from which its work moves off the event loop: there, it is about a millisecond."""
 
+MAX_TEXT = 4 << 20
+"""Characters that are tokenised for nothing but their ids: a few seconds' work."""
+
 SLOW_SECONDS = 0.05
 
 _CHARACTERS_PER_TOKEN = 16
@@ -91,13 +94,17 @@ class Frontend:
     async def chat_prompt(
         self,
         messages: Sequence[ChatMessage],
-        max_context: int,
+        max_context: int | None,
         body_size: int,
         *,
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
     ) -> ChatPrompt:
-        """A conversation through the model's template. Raises ApiError 400: refused by it, or too long."""
+        """A conversation through the model's template. Raises ApiError 400: refused by it, or too long.
+
+        max_context: tokens that prompt and answer may have together; None: it is not going to be answered.
+        """
         template = self.require_template()
         if not messages:
             raise invalid("messages", "empty", "at least one message", code="empty_array")
@@ -112,7 +119,12 @@ class Frontend:
             except RecursionError:
                 raise invalid("messages", "arguments or schemas nested too deeply") from None
             try:
-                text = template.render(conversation, tools=declared, variables=variables)
+                text = template.render(
+                    conversation,
+                    tools=declared,
+                    variables=variables,
+                    add_generation_prompt=add_generation_prompt,
+                )
             except RequestError as error:
                 raise ApiError(400, "chat_template_error", str(error), "messages") from None
             ids = _encode(self.tokenizer.encode_rendered, text, max_context, "messages")
@@ -120,11 +132,13 @@ class Frontend:
 
         return await self.run(work, body_size)
 
-    def text_prompt(self, text: str, max_context: int, where: str) -> list[int]:
+    def text_prompt(
+        self, text: str, max_context: int | None, where: str, *, add_special_tokens: bool = True
+    ) -> list[int]:
         """The ids of a plain prompt, with what the tokenizer adds around a text (BOS). Blocks: see `run`."""
 
         def encode(part: str) -> list[int]:
-            return self.tokenizer.encode(part, add_special_tokens=True)
+            return self.tokenizer.encode(part, add_special_tokens=add_special_tokens)
 
         return _encode(encode, text, max_context, where)
 
@@ -169,9 +183,14 @@ def check_length(tokens: int, max_context: int, where: str, *, at_least: bool = 
         raise invalid(where, found, accepted, code="context_length_exceeded")
 
 
-def _encode(encode: Callable[[str], list[int]], text: str, max_context: int, where: str) -> list[int]:
+def _encode(encode: Callable[[str], list[int]], text: str, max_context: int | None, where: str) -> list[int]:
     """Tokenise, but do not spend seconds on a text whose beginning alone is too long."""
     try:
+        if max_context is None:
+            if len(text) > MAX_TEXT:
+                found = f"{len(text)} characters"
+                raise invalid(where, found, f"at most {MAX_TEXT}", code="string_above_max_length")
+            return encode(text)
         beginning = _CHARACTERS_PER_TOKEN * max_context
         if len(text) > 2 * beginning:
             tokens = len(encode(text[:beginning]))

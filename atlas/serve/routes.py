@@ -18,6 +18,15 @@ from atlas.serve.openai.requests import ChatRequest, CompletionRequest, refused
 from atlas.serve.scrape import metrics
 from atlas.serve.server_info import ServerInfo, Version, server_info, version
 from atlas.serve.service import Health, Service
+from atlas.serve.tokens import (
+    TOKENIZE_REFUSED,
+    Detokenized,
+    DetokenizeRequest,
+    Tokenized,
+    TokenizeRequest,
+    detokenize,
+    tokenize,
+)
 
 
 async def _health(_: Request, service: Service) -> Response:
@@ -102,6 +111,25 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         tag="OpenAI",
         answers={200: ModelCard},
         errors=(404,),
+    ),
+    Endpoint(
+        method="POST",
+        path="/tokenize",
+        handler=tokenize,
+        summary="The token ids of a text, or of a conversation through the chat template.",
+        tag="Tokens",
+        body=TokenizeRequest,
+        refused=TOKENIZE_REFUSED,
+        answers={200: Tokenized},
+    ),
+    Endpoint(
+        method="POST",
+        path="/detokenize",
+        handler=detokenize,
+        summary="The text of token ids.",
+        tag="Tokens",
+        body=DetokenizeRequest,
+        answers={200: Detokenized},
     ),
     Endpoint(
         method="GET",

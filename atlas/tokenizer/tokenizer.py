@@ -196,9 +196,9 @@ class Tokenizer:
 
     # ---- decoding ------------------------------------------------------------------------------
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids. Special tokens and ids without a text are skipped."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ids. Ids without a text are skipped, and special tokens unless they are wanted."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def stream(self, shown: frozenset[str] = frozenset()) -> Detokenizer:
