@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from atlas.errors import BuildError
 from atlas.ops.op import Op
@@ -22,6 +22,16 @@ _NO_POINTER = re.compile(r"(?:bra|ret|setp|bar)\b.*|.*\.(?:f16|f16x2|bf16|bf16x2
 """Opcodes that leave no pointer and no half of one, unless they load or store."""
 _LABEL = re.compile(r"^[\s{}]*(?:[\w$]+:(?!:)[\s{}]*)*")
 _REGISTER = re.compile(r"%[\w$]+")
+_KINDS = {
+    "u64": "pointer",
+    "s64": "pointer",
+    "b64": "pointer",
+    "u32": "int",
+    "s32": "int",
+    "b32": "int",
+    "f32": "float",
+}
+"""Types of parameters in PTX. A pointer is a number of 64 bits there."""
 _BRACE = re.compile(r"[{}]")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -108,6 +118,32 @@ def check(
                 "a store through every output's pointer",
                 "an empty kernel?",
             )
+
+
+def check_parameters(op: Op, arguments: Sequence[str], ptx: str, where: str, *, scratch: bool) -> None:
+    """Hold the list of a kernel's parameters to what a launch passes: it passes words by their place, unnamed.
+
+    Args:
+        arguments: constants that the kernel declares as arguments, in order (`[launch] arguments`).
+        scratch: the launch has scratch memory, whose address comes last.
+
+    Raises:
+        BuildError: a parameter too many, missing, or of another type than what stands at its place.
+    """
+    expected = [(operand.name, "pointer") for operand in op.operands] + [(dim, "pointer") for dim in op.dims]
+    expected += [(name, "float" if name in op.float_constants else "int") for name in arguments]
+    match = _ENTRY.search(_COMMENT.sub("", ptx))
+    types = [] if match is None else re.findall(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)", match.group(2))
+    found = [_KINDS.get(each, each) for each in types]
+    if len(found) == len(expected) + 1 or scratch:
+        expected.append(("scratch", "pointer"))
+    if found != [kind for _, kind in expected]:
+        raise BuildError(
+            where,
+            f"takes ({', '.join(found)})",
+            f"({', '.join(f'{kind} {name}' for name, kind in expected)})",
+            "operands, dims, [launch] arguments and scratch, in this order",
+        )
 
 
 def _body(text: str, start: int) -> str:

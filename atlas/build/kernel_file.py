@@ -267,8 +267,9 @@ def _check_launch(launch: Mapping[str, Any], op: str, where: str) -> None:
         if not isinstance(launch.get(key, False), bool):
             raise BuildError(where, f"[launch] {key} is {launch[key]!r}", "true or false")
     arguments, constants = launch.get("arguments", []), OPS[op].constants
-    if not isinstance(arguments, list) or not all(name in constants for name in arguments):
-        raise BuildError(where, f"[launch] arguments is {arguments!r}", f"a list of {', '.join(constants)}")
+    known = isinstance(arguments, list) and all(name in constants for name in arguments)
+    if not known or len(set(arguments)) < len(arguments):
+        raise BuildError(where, f"[launch] arguments is {arguments!r}", f"a list of {', '.join(constants)}, each once")
 
 
 def _check_limits(limits: Mapping[str, Any], op: str, where: str) -> None:

@@ -204,8 +204,8 @@ def check(job: Job, compiled: Compiled) -> None:
     """What a kernel must hold once it is compiled.
 
     Raises:
-        BuildError: undeclared spills, too much shared memory, an input never read or an output never
-            written, or more time to compile than its budget.
+        BuildError: undeclared spills, too much shared memory, other parameters than a launch passes, an input never
+            read or an output never written, or more time to compile than its budget.
     """
     declared, hardware = job.declared, job.target.hardware
     if compiled.spills > declared.spills:
@@ -222,8 +222,10 @@ def check(job: Job, compiled: Compiled) -> None:
             f"{shared} bytes of shared memory ({dynamic} dynamic, {compiled.static_shared} static)",
             f"at most {hardware.shared_memory_per_block} on {hardware.name}",
         )
-    given = dict(job.key.dtypes)
-    inspect.check(OPS[job.key.op], compiled.reads, compiled.writes, declared.unread, job.where, given)
+    op, given = OPS[job.key.op], dict(job.key.dtypes)
+    ptx, scratch = compiled.ptx.decode(), job.geometry.scratch > 0
+    inspect.check_parameters(op, declared.arguments, ptx, job.where, scratch=scratch)
+    inspect.check(op, compiled.reads, compiled.writes, declared.unread, job.where, given)
     if compiled.seconds > declared.seconds:
         raise BuildError(
             job.where,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -61,7 +62,8 @@ class CountingCompiler:
 
     def compile(self, name: str, source: str, headers: Mapping[str, str], arch: str) -> Compiled:
         self.calls.append(name)
-        operands = OPS[name.split(".")[0]].operands
+        op = OPS[name.split(".")[0]]
+        operands = op.operands
         image = f"{arch}{len(source)}{headers[cuda.INSTANCE_HEADER]}".encode()
         facts = {
             "registers": 32,
@@ -72,7 +74,12 @@ class CountingCompiler:
             "writes": tuple(i for i, operand in enumerate(operands) if operand.mode != "in"),
             "seconds": 0.1,
         }
-        return Compiled(image=image, ptx=b".entry", **{**facts, **self.facts})  # type: ignore[arg-type]
+        # Pointers to the operands and dims, integers, scratch: what a launch of the shared lineage's files passes.
+        declared = re.findall(r"(?m)^arguments = \[(.*)\]", source)
+        passed = [".u64"] * len((*operands, *op.dims)) + [".u32"] * sum(names.count('"') // 2 for names in declared)
+        passed += [".u64"] * len(re.findall(r"(?m)^scratch = ", source))
+        ptx = f".entry k({', '.join(f'.param {kind} p{i}' for i, kind in enumerate(passed))}) {{ ret; }}".encode()
+        return Compiled(image=image, ptx=ptx, **{**facts, **self.facts})  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -112,6 +112,39 @@ def test_what_is_missing_is_named(
         inspect.check(OPS["linear"], reads, writes, (), "here", given)
 
 
+def test_parameters_are_what_a_launch_passes() -> None:
+    """residual_linear: its operands and dims, two constants as floats, scratch; each change of the list is named."""
+    op, arguments = OPS["residual_linear"], ("eps", "scale")
+    pointers = [".u64 .ptr .align 1"] * (len(op.operands) + len(op.dims))
+    right = [*pointers, ".f32", ".f32"]
+
+    def check(types: list[str], scratch: bool) -> None:
+        names = ",\n".join(f"\t.param {each} k_param_{i}" for i, each in enumerate(types))
+        inspect.check_parameters(
+            op, arguments, f".visible .entry k(\n{names}\n)\n{{ ret; }}\n", "here", scratch=scratch
+        )
+
+    check(right, scratch=False)
+    check([*right, ".u64"], scratch=False)
+    check([*right, ".u64 .ptr .align 1"], scratch=True)
+    wrong = {
+        "an operand less": right[1:],
+        "a dim more": [*pointers, *right],
+        "an int for a float": [*pointers, ".u32", ".f32"],
+        "a pointer for a float": [*pointers, ".u64", ".f32"],
+        "an argument less": right[:-1],
+        "an argument before the dims": [*pointers[1:], ".f32", ".u64", ".f32"],
+        "a struct": [*right[:-1], ".align 8 .b8"],
+        "nothing": [],
+    }
+    for case, types in wrong.items():
+        with pytest.raises(BuildError, match=r"here: takes \(.*float eps, float scale"):
+            check(types, scratch=False)
+            pytest.fail(case)
+    with pytest.raises(BuildError, match="pointer scratch"):
+        check(right, scratch=True)
+
+
 def test_an_output_in_place_need_not_be_read() -> None:
     inspect.check(OPS["logprobs"], (0, 1, 2, 3), (4, 5, 6, 7), (), "here")
 

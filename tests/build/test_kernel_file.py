@@ -69,6 +69,7 @@ def test_geometry_is_evaluated_with_constants_and_knobs(tmp_path: Path) -> None:
         ('[knobs]\nA = 1\nlegal = ["1 < A < 3"]\n', "legal has '1 < A < 3'"),
         ("[launch]\npdl = 1\n", r"\[launch\] pdl is 1; accepted: true or false"),
         ('[launch]\narguments = "n"\n', r"\[launch\] arguments is 'n'; accepted: a list of n, k"),
+        ('[launch]\narguments = ["n", "n"]\n', "accepted: a list of n, k, each once"),
         ('[launch]\narguments = ["m"]\n', r"\[launch\] arguments is \['m'\]; accepted: a list of n, k"),
         ("[rows]\nup_to = 8\n", r"\[rows\] up_to is 8; accepted: ascending numbers of rows; the last may be 0"),
         ("[rows]\nup_to = [16, 8]\n", r"up_to is \[16, 8\]"),

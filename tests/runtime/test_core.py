@@ -129,6 +129,11 @@ def test_a_kernel_gets_its_arguments_as_the_words_of_their_types() -> None:
     assert words("scale", "hidden") == [0x3DCCCCCD, 576]  # 0.1 rounded to fp32
     with pytest.raises(BuildError, match="kernel residual_add: takes a constant 'eps'; accepted: hidden, scale"):
         words("eps")
+    for name, value in (("hidden", 1 << 31), ("hidden", 0.5), ("scale", 1e39)):
+        wide = dict(key.constants) | {name: value}
+        launched = Launch("layers.0.add", KernelKey("residual_add", (), tuple(wide.items())), (), (("rows", "n_rows"),))
+        with pytest.raises(BuildError, match=f"takes a constant {name} of {value}; accepted: a number of 32 bits"):
+            words(name)
 
 
 def test_another_step_version_is_refused(backend: core.CoreBackend) -> None:
