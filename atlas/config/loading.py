@@ -69,6 +69,7 @@ def _sampling(raw: Any) -> dict[str, float]:
 
 _PARSERS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "kv_memory": (parse_bytes, SIZE_ACCEPTED),
+    "response_memory": (parse_bytes, SIZE_ACCEPTED),
     "api_key": (digest_keys, KEY_ACCEPTED),
     "default_sampling": (_sampling, 'an object of sampling fields and numbers, such as {"temperature": 0.2}'),
 }

@@ -202,6 +202,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     strict_fields: Annotated[
         bool, Meta(description="refuse requests with fields that do not exist, instead of naming them in a header")
     ] = False
+    max_responses: Annotated[
+        int, Meta(ge=1, description="responses of /v1/responses that are kept; then those longest unused go")
+    ] = 10_000
+    response_memory: Annotated[int, Meta(ge=1, description="memory that they may take, e.g. 256MiB")] = 256 << 20
     request_timeout: Annotated[
         Annotated[float, Meta(gt=0, le=86400)] | None,
         Meta(description="seconds from a request's arrival to the end of its answer; unset: no limit"),

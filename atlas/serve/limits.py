@@ -93,6 +93,16 @@ class Account:
 
     def __init__(self, client: Client | None = None, queue: Queue | None = None) -> None:
         self._client, self._queue, self._waiting = client, queue, 0
+        self._goes_on = False
+
+    def outlive(self) -> Account:
+        """An account for work that goes on when the request is over. Until it is closed, that counts as a request under
+        way."""
+        account = Account(self._client, self._queue)
+        if self._client is not None:
+            self._client.active += 1
+            account._goes_on = True
+        return account
 
     def enter_queue(self, sequences: int) -> None:
         """`sequences` are about to wait for the engine. Raises ApiError 429 where too many do already; an empty queue
@@ -122,6 +132,9 @@ class Account:
         if self._queue is not None:
             self._queue.waiting -= self._waiting
         self._waiting = 0
+        if self._goes_on and self._client is not None:
+            self._client.active -= 1
+        self._goes_on = False
 
 
 def account_of(scope: Scope) -> Account:

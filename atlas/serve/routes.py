@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -14,7 +14,18 @@ from atlas.serve.http import json_response
 from atlas.serve.openai.answers import Answer, ChatChoice, ChatChunkChoice, CompletionChoice, ModelCard, ModelList
 from atlas.serve.openai.chat import chat_completions
 from atlas.serve.openai.completions import completions
-from atlas.serve.openai.requests import ChatRequest, CompletionRequest, refused
+from atlas.serve.openai.requests import ChatRequest, CompletionRequest, about, refused
+from atlas.serve.openai.response_events import StreamEvent
+from atlas.serve.openai.responses import (
+    MAX_PAGE,
+    cancel_response,
+    create_response,
+    delete_response,
+    list_input_items,
+    retrieve_response,
+)
+from atlas.serve.openai.responses_objects import InputItemList, ResponseDeleted, ResponseObject
+from atlas.serve.openai.responses_request import REFUSED, Includable, ResponseRequest
 from atlas.serve.scrape import metrics
 from atlas.serve.server_info import ServerInfo, Version, server_info, version
 from atlas.serve.service import Health, Service
@@ -94,6 +105,69 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         refused=refused(CompletionRequest),
         answers={200: Answer[CompletionChoice]},
         stream=Answer[CompletionChoice],
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/responses",
+        handler=create_response,
+        summary="Answer an input, or go on with a stored conversation.",
+        tag="OpenAI",
+        body=ResponseRequest,
+        refused=REFUSED,
+        answers={200: ResponseObject},
+        stream=StreamEvent,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/responses/{response_id}",
+        handler=retrieve_response,
+        summary="A stored response.",
+        tag="OpenAI",
+        answers={200: ResponseObject},
+        stream=StreamEvent,
+        query={
+            "include": (list[Includable] | None, "What must be among what is told."),
+            "stream": (bool | None, "The events of a response that was created with background and stream."),
+            "starting_after": (int | None, "Only the events after the one of this sequence number."),
+            "include_obfuscation": (Literal[False] | None, "Events are sent again as they were."),
+        },
+        errors=(404,),
+    ),
+    Endpoint(
+        method="DELETE",
+        path="/v1/responses/{response_id}",
+        handler=delete_response,
+        summary="Forget a response.",
+        tag="OpenAI",
+        answers={200: ResponseDeleted},
+        errors=(404,),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/responses/{response_id}/cancel",
+        handler=cancel_response,
+        summary="Stop a response that is made in the background.",
+        tag="OpenAI",
+        answers={200: ResponseObject},
+        errors=(404,),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/responses/{response_id}/input_items",
+        handler=list_input_items,
+        summary="What a response answers.",
+        tag="OpenAI",
+        answers={200: InputItemList},
+        query={
+            "include": (list[Includable] | None, "What must be among what is told."),
+            "limit": (
+                Annotated[int | None, about("At most so many.", minimum=1, maximum=MAX_PAGE)],
+                "Items of a page.",
+            ),
+            "order": (Literal["asc", "desc"] | None, "By time; unset: desc, the latest first."),
+            "after": (str | None, "Only the items after the one of this id."),
+        },
+        errors=(404,),
     ),
     Endpoint(
         method="GET",

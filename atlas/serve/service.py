@@ -16,6 +16,8 @@ from atlas.serve.engine_watch import EngineWatch
 from atlas.serve.errors import ApiError, unavailable, unknown
 from atlas.serve.frontend import Frontend
 from atlas.serve.metrics import Metrics
+from atlas.serve.openai.response_store import MemoryStore, ResponseStore
+from atlas.serve.openai.responses_background import Background
 from atlas.serve.restarts import Restarts
 from atlas.serve.tracking import Record
 from atlas.serve.unknown_fields import MAX_REPORTED, general_path
@@ -53,6 +55,8 @@ class Service:
         self.restarts = Restarts(config.engine_restarts)
         self.restarting: str | None = None  # why the last engine died, until the next one serves
         self.finished: list[Callable[[Record], None]] = []
+        self.responses: ResponseStore = MemoryStore(config.max_responses, config.response_memory)
+        self.background = Background()
         self.created = int(time.time())
         self.engine: EngineClient | None = None
         self.serving: Serving | None = None

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from atlas import parsers
 from atlas.parsers import Call, CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
-from atlas.serve.openai.response_events import ResponseWriter, StreamEvent, encode
+from atlas.serve.openai.response_events import StreamEvent, encode
 from atlas.serve.openai.responses_items import seal, unseal
 from atlas.serve.openai.responses_objects import (
     InputTokensDetails,
@@ -26,6 +26,7 @@ from atlas.serve.openai.responses_objects import (
     ResponseObject,
     ResponseUsage,
 )
+from atlas.serve.openai.responses_writer import ResponseWriter
 
 USAGE = ResponseUsage(3, InputTokensDetails(2), 5, OutputTokensDetails(1), 8)
 EVENTS: TypeAdapter[Any] = TypeAdapter(sdk.ResponseStreamEvent)

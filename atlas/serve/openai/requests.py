@@ -45,17 +45,10 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: Annotated[bool | None, about("Every chunk tells the tokens used so far.")] = None
 
 
-class GenerationFields(msgspec.Struct, kw_only=True):
-    """What chat and text completions have in common. `None` is the same as leaving a field out."""
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What all generating endpoints of this API have in common. `None` is the same as leaving a field out."""
 
     model: Annotated[str | None, about("The served model's name.")] = None
-    n: Annotated[
-        int | None, about("Answers to each prompt; they are independent draws.", minimum=1, maximum=MAX_CHOICES)
-    ] = None
-    max_tokens: Annotated[
-        int | None,
-        about("Most tokens of an answer; null for all that fit, and more than fit is cut to that.", minimum=0),
-    ] = None
     min_tokens: Annotated[int | None, about("No end token before so many.", minimum=0)] = None
     temperature: Annotated[
         float | None, about("Logits are divided by it; 0 takes the likeliest.", minimum=0, maximum=MAX_TEMPERATURE)
@@ -104,6 +97,20 @@ class GenerationFields(msgspec.Struct, kw_only=True):
         int | None,
         about("Requests of a lower one run first, and lose their place last.", minimum=-(2**63), maximum=2**63 - 1),
     ] = None
+    stream: Annotated[bool | None, about("Answer with server-sent events, as the text comes.")] = None
+    user: Annotated[str | None, about("Who asks, in the client's own words; the answer does not depend on it.")] = None
+
+
+class GenerationFields(SamplingFields, kw_only=True):
+    """What chat and text completions have in common."""
+
+    n: Annotated[
+        int | None, about("Answers to each prompt; they are independent draws.", minimum=1, maximum=MAX_CHOICES)
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        about("Most tokens of an answer; null for all that fit, and more than fit is cut to that.", minimum=0),
+    ] = None
     prompt_logprobs: Annotated[
         int | None,
         about(
@@ -112,9 +119,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
             maximum=MAX_LOGPROBS,
         ),
     ] = None
-    stream: Annotated[bool | None, about("Answer with server-sent events, as the text comes.")] = None
     stream_options: StreamOptions | None = None
-    user: Annotated[str | None, about("Who asks, in the client's own words; the answer does not depend on it.")] = None
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]

@@ -119,6 +119,14 @@ def complete(item: Item) -> Item:
     return msgspec.structs.replace(item, **changes)
 
 
+def items_of(data: bytes) -> list[Item]:
+    """The items of a stored list."""
+    return _decoder.decode(data)
+
+
+_decoder: msgspec.json.Decoder[list[Item]] = msgspec.json.Decoder(list[Item])
+
+
 def seal(text: str) -> str:
     """`encrypted_content`: reasoning as a token that a client without the text can send back.
 

@@ -14,7 +14,7 @@ ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "fa
 class ResponseError(msgspec.Struct, frozen=True):
     """Why a response failed. code: one of the API's own."""
 
-    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    code: Literal["server_error", "rate_limit_exceeded"]
     message: str
 
 

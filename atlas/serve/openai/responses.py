@@ -1,0 +1,296 @@
+"""/v1/responses: OpenAI's Responses API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
+from contextlib import aclosing
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from atlas.serve.auth import ANONYMOUS, CLIENT
+from atlas.serve.chat_generation import prepare
+from atlas.serve.errors import ApiError, invalid, unsupported
+from atlas.serve.http import EventStream, json_response, read_body, unless_gone
+from atlas.serve.limits import Account, account_of
+from atlas.serve.openai.response_events import StreamEvent, encode, obfuscated
+from atlas.serve.openai.response_store import Record
+from atlas.serve.openai.responses_background import EventLog, Run
+from atlas.serve.openai.responses_conversation import PREVIOUS, Conversation
+from atlas.serve.openai.responses_items import Item, ItemReference, MessageItem, OutputItem, complete, items_of
+from atlas.serve.openai.responses_making import Making
+from atlas.serve.openai.responses_objects import InputItemList, ResponseDeleted
+from atlas.serve.openai.responses_request import INCLUDABLE, LOGPROBS, SEALED, ResponseRequest, chat_request, parse
+from atlas.serve.service import Service
+
+MAX_PAGE = 100
+
+_BYTES_PER_LOGPROBS = 50
+"""A token's log-probabilities are as much work to encode as so many bytes of a request."""
+
+
+class _Stored(msgspec.Struct):
+    """What a stored response is looked into for."""
+
+    output: list[OutputItem]
+    background: bool
+
+
+async def create_response(http: Request, service: Service) -> Response:
+    """Answer the input, after the conversation that it continues."""
+    serving = service.require()
+    body = await read_body(http)
+    client = _client(http)
+    request, ignored = await serving.frontend.run(partial(parse, body), len(body))
+    history = await _history(service, client, request.previous_response_id)
+    items = await _resolve(service, client, request)
+    size = len(body) + sum(len(record.input) + len(record.response) for record in history)
+    template = serving.frontend.template
+    knows_developer = template is not None and template.knows_developer
+
+    def converse() -> Conversation:
+        conversation = Conversation()
+        for record in history:
+            conversation.extend(_items(record), PREVIOUS)
+        where = "input" if isinstance(request.input, str) else [f"input[{n}]" for n in range(len(items))]
+        conversation.extend(items, where)
+        if request.instructions is not None:
+            conversation.instruct(request.instructions, knows_developer=knows_developer)
+        return conversation
+
+    chat, names = chat_request(request, await serving.frontend.run(converse, size))
+    prepared = await prepare(service, serving, chat, size, ignored=ignored, fields=names)
+    making = Making(service, serving, client, request, prepared, items, history)
+    account = account_of(http.scope)
+    if request.background:
+        run = _begin(service, client, making, account.outlive(), logs=bool(request.stream))
+        if run.log is not None:
+            return EventStream(run.log.follow(-1), prepared.headers, end=b"")
+        return _json(run.record.response, prepared.headers)
+    account.enter_queue(1)
+    account.spend(making.prompt_tokens)
+    if request.stream:
+        hides = bool(request.stream_options and request.stream_options.include_obfuscation)
+        return EventStream(_stream(making, account, hides=hides), prepared.headers, end=b"")
+    await unless_gone(http, _finish(making, account))
+    record = await serving.frontend.run(making.record, _BYTES_PER_LOGPROBS * making.reported)
+    await making.keep(record)
+    return _json(record.response, prepared.headers)
+
+
+async def retrieve_response(http: Request, service: Service) -> Response:
+    """A stored response, or its events where it was made in the background as a stream."""
+    client, response_id = _client(http), http.path_params["response_id"]
+    query = _Query(http, service, ("include", "stream", "starting_after", "include_obfuscation"))
+    run, record = await _find(service, client, response_id)
+    _check_include(query.many("include"), record)
+    if not query.flag("stream"):
+        if query.one("starting_after") is not None:
+            raise invalid("starting_after", "set, but stream is not true", "starting_after of a stream only")
+        return _json(record.response, query.headers)
+    if query.flag("include_obfuscation"):
+        raise unsupported("include_obfuscation", "true, for events that were written before,")
+    after = query.integer("starting_after", -1, 0, 2**53)
+    log = run.log if run else EventLog(record.events, record.first_event, ended=True) if record.events else None
+    if log is None:
+        found = "true, for a response that was not created with background and stream,"
+        raise unsupported("stream", found, "retrieve it without")
+    return EventStream(log.follow(after), query.headers, end=b"")
+
+
+async def delete_response(http: Request, service: Service) -> Response:
+    """Forget a response; one that is being made in the background is cancelled first."""
+    client, response_id = _client(http), http.path_params["response_id"]
+    if (run := service.background.find(client, response_id)) is not None:
+        await run.cancel()
+    if not await service.responses.delete(client, response_id):
+        raise _not_found(response_id)
+    return json_response(ResponseDeleted(id=response_id))
+
+
+async def cancel_response(http: Request, service: Service) -> Response:
+    """Stop a response that is being made in the background. One that has ended stays as it is."""
+    client, response_id = _client(http), http.path_params["response_id"]
+    if (run := service.background.find(client, response_id)) is not None:
+        await run.cancel()
+        return _json(run.record.response)
+    _, record = await _find(service, client, response_id)
+    if not msgspec.json.decode(record.response, type=_Stored).background:
+        message = f"response {response_id[:80]!r} was not created with background: true, so it cannot be cancelled"
+        raise ApiError(400, "not_in_background", message, "response_id")
+    return _json(record.response)
+
+
+async def list_input_items(http: Request, service: Service) -> Response:
+    """What a response answers: the items of its request after those of the conversation that it continues."""
+    client, response_id = _client(http), http.path_params["response_id"]
+    query = _Query(http, service, ("include", "limit", "order", "after"))
+    run, record = await _find(service, client, response_id)
+    _check_include(query.many("include"), record)
+    limit = query.integer("limit", 20, 1, MAX_PAGE)
+    if (order := query.one("order") or "desc") not in ("asc", "desc"):
+        raise invalid("order", repr(order[:80]), "asc or desc")
+    earlier = run.making.history if run else (await service.responses.history(client, response_id) or [record])[:-1]
+    items = [item for one in earlier for item in _items(one)] + items_of(record.input)
+    if order == "desc":
+        items.reverse()
+    if (after := query.one("after")) is not None:
+        place = next((place for place, item in enumerate(items) if item.id == after), None)
+        if place is None:
+            raise invalid("after", repr(after[:80]), "the id of an input item of this response")
+        items = items[place + 1 :]
+    page = items[:limit]
+    ids = (page[0].id, page[-1].id) if page else (None, None)
+    listed = InputItemList(data=page, first_id=ids[0], last_id=ids[1], has_more=len(items) > limit)
+    return json_response(listed, query.headers)
+
+
+def _begin(service: Service, client: str, making: Making, account: Account, *, logs: bool) -> Run:
+    """Start making a response in the background. Raises ApiError 429 where too many wait."""
+    try:
+        account.enter_queue(1)
+    except ApiError:
+        account.close()
+        raise
+    account.spend(making.prompt_tokens)
+    run = Run(making, account, service.config.request_timeout, logs=logs)
+
+    def ended() -> None:
+        service.active -= 1
+
+    service.active += 1  # a shutdown waits for it as for a request
+    service.background.start(client, run, ended)
+    return run
+
+
+async def _finish(making: Making, account: Account) -> None:
+    async with aclosing(making.events(account)) as groups:
+        async for _ in groups:
+            pass
+
+
+async def _stream(making: Making, account: Account, *, hides: bool) -> AsyncGenerator[bytes, None]:
+    def encoded(events: Iterable[StreamEvent]) -> bytes:
+        return b"".join(encode(obfuscated(event) if hides else event) for event in events)
+
+    yield encoded(making.writer.begin())
+    try:
+        async with aclosing(making.events(account)) as groups:
+            async for events in groups:
+                if making.ended:  # by the time that a client reads of it, it can go on from there
+                    await making.keep(making.record())
+                yield encoded(events)
+    except ApiError as error:
+        last = making.fail(error)
+        await making.keep(making.record())
+        yield encoded(last)
+
+
+def _client(http: Request) -> str:
+    name: str = http.scope.get(CLIENT, ANONYMOUS)
+    return name
+
+
+def _json(body: bytes, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(body, 200, headers, media_type="application/json")
+
+
+async def _history(service: Service, client: str, response_id: str | None) -> list[Record]:
+    """The response that a request continues, after those that it continues itself."""
+    if response_id is None:
+        return []
+    if service.background.find(client, response_id) is not None:
+        found = f"{response_id[:80]!r}, which is still being made"
+        raise invalid(PREVIOUS, found, "a response that has ended", code="previous_response_in_progress")
+    history = await service.responses.history(client, response_id)
+    if history is None:
+        message = f"{PREVIOUS}: there is no response {response_id[:80]!r}, or it is not kept any more"
+        raise ApiError(400, "previous_response_not_found", message, PREVIOUS)
+    return history
+
+
+async def _resolve(service: Service, client: str, request: ResponseRequest) -> list[Item]:
+    """The request's items, complete, with those that it only names looked up."""
+    if isinstance(request.input, str):
+        return [complete(MessageItem(role="user", content=request.input))]
+    return [
+        complete(await _look_up(service, client, item.id, f"input[{position}].id"))
+        if isinstance(item, ItemReference)
+        else complete(item)
+        for position, item in enumerate(request.input)
+    ]
+
+
+async def _look_up(service: Service, client: str, item_id: str, where: str) -> Item:
+    record = await service.responses.find_item(client, item_id)
+    for item in _items(record) if record else ():
+        if item.id == item_id:
+            return item
+    message = f"{where}: there is no item {item_id[:80]!r}, or it is not kept any more; send the item itself"
+    raise ApiError(404, "item_not_found", message, where)
+
+
+def _items(record: Record) -> list[Item]:
+    """What a response adds to a conversation: its input and its output."""
+    return [*items_of(record.input), *msgspec.json.decode(record.response, type=_Stored).output]
+
+
+async def _find(service: Service, client: str, response_id: str) -> tuple[Run | None, Record]:
+    """A response of this client, and what makes it if it has not ended. Raises ApiError 404."""
+    if (run := service.background.find(client, response_id)) is not None:
+        return run, run.record
+    record = await service.responses.get(client, response_id)
+    if record is None:
+        raise _not_found(response_id)
+    return None, record
+
+
+def _not_found(response_id: str) -> ApiError:
+    message = f"there is no response {response_id[:80]!r}, or it is not kept any more"
+    return ApiError(404, "response_not_found", message, "response_id")
+
+
+def _check_include(names: Iterable[str], record: Record) -> None:
+    """What was not recorded when the response was made cannot be told later."""
+    told = {LOGPROBS: b'"logprobs":[{', SEALED: b'"encrypted_content":"'}
+    for name in names:
+        if name not in INCLUDABLE:
+            raise invalid("include", repr(name[:80]), ", ".join(INCLUDABLE))
+        if name in told and told[name] not in record.response:
+            raise unsupported("include", f"{name!r}, for a response that was created without,", "create it with")
+
+
+class _Query:
+    """The query of a GET. headers: of the answer, naming the parameters that nothing reads."""
+
+    def __init__(self, http: Request, service: Service, known: Collection[str]) -> None:
+        self._given: dict[str, list[str]] = {}
+        for name, value in http.query_params.multi_items():
+            self._given.setdefault(name.removesuffix("[]"), []).append(value)
+        self.headers = service.report_ignored([name for name in self._given if name not in known])
+
+    def many(self, name: str) -> list[str]:
+        return self._given.get(name, [])
+
+    def one(self, name: str) -> str | None:
+        values = self.many(name)
+        if len(values) > 1:
+            raise invalid(name, f"given {len(values)} times", "once")
+        return values[0] if values else None
+
+    def flag(self, name: str) -> bool:
+        value = self.one(name)
+        if value not in (None, "true", "false"):
+            raise invalid(name, repr(value)[:80], "true or false")
+        return value == "true"
+
+    def integer(self, name: str, default: int, least: int, most: int) -> int:
+        text = self.one(name)
+        if text is None:
+            return default
+        if not re.fullmatch(r"[0-9]{1,16}", text) or not least <= int(text) <= most:
+            raise invalid(name, repr(text[:80]), f"an integer from {least} to {most}")
+        return int(text)

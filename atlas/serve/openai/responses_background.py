@@ -1,0 +1,149 @@
+"""Responses that are made while nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import TYPE_CHECKING
+
+from atlas.serve.errors import ApiError
+from atlas.serve.limits import Account
+from atlas.serve.openai.response_events import StreamEvent, encode
+from atlas.serve.openai.response_store import Record
+
+if TYPE_CHECKING:
+    from atlas.serve.openai.responses_making import Making
+
+logger = logging.getLogger("atlas.serve")
+
+MAX_LOG = 4 << 20
+"""Bytes of events of one response that are kept for who comes later: about 16,000 tokens. Then the oldest go."""
+
+
+class EventLog:
+    """The events of one stream, and whoever waits for the next."""
+
+    def __init__(self, events: Iterable[bytes] = (), first: int = 0, *, ended: bool = False) -> None:
+        """first: sequence number of the first of `events`."""
+        self.events, self.first, self._ended = deque(events), first, ended
+        self._bytes = sum(map(len, self.events))
+        self._more = asyncio.Event()
+
+    def add(self, events: Iterable[bytes]) -> None:
+        """More events; nobody is told before `tell`."""
+        for event in events:
+            self.events.append(event)
+            self._bytes += len(event)
+        while self._bytes > MAX_LOG and len(self.events) > 1:
+            self._bytes -= len(self.events.popleft())
+            self.first += 1
+
+    def tell(self, *, last: bool = False) -> None:
+        """Give what was added to those who wait. last: it was all."""
+        self._ended = last
+        self._more.set()
+        self._more = asyncio.Event()
+
+    async def follow(self, after: int) -> AsyncGenerator[bytes, None]:
+        """The events after that of sequence number `after`, as they come. Raises ApiError where they are gone."""
+        position = after + 1
+        while True:
+            if position < self.first:
+                message = f"starting_after: {position - 1}; events before number {self.first} are not kept"
+                raise ApiError(400, "events_not_kept", message, "starting_after")
+            fresh = [self.events[place] for place in range(position - self.first, len(self.events))]
+            if fresh:
+                position += len(fresh)
+                yield b"".join(fresh)
+            elif self._ended:
+                return
+            else:
+                await self._more.wait()
+
+
+class Run:
+    """A response in the background. `log` is None unless the request asked for a stream."""
+
+    def __init__(self, making: Making, account: Account, timeout: float | None, *, logs: bool) -> None:
+        """timeout: seconds that it may take; None: as long as it takes."""
+        self.making = making
+        self.log = EventLog() if logs else None
+        self._account, self._timeout = account, timeout
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+
+    @property
+    def record(self) -> Record:
+        """The response as it is now."""
+        return self.making.record()
+
+    def start(self, ended: Callable[[], None]) -> None:
+        """Begin. ended: called when the response is in the store."""
+        self._say(list(self.making.writer.begin(queued=True)))
+        self._task = asyncio.create_task(self._work(ended))
+
+    async def cancel(self) -> None:
+        """Stop it. It is stored as cancelled, unless it is at its end already."""
+        assert self._task is not None
+        if not self._closing:
+            self._task.cancel()
+        await asyncio.wait((self._task,))
+
+    async def _work(self, ended: Callable[[], None]) -> None:
+        making, last = self.making, list[StreamEvent]()
+        try:
+            async with asyncio.timeout(self._timeout):
+                async for events in making.events(self._account):
+                    if making.ended:
+                        last = events
+                    else:
+                        self._say(events)
+        except asyncio.CancelledError:
+            last = list(making.writer.cancel())
+        except TimeoutError:
+            message = f"not finished after {self._timeout:g} s, the longest that this server takes (--request-timeout)"
+            last = making.fail(ApiError(504, "request_timed_out", message))
+        except ApiError as error:
+            last = making.fail(error)
+        except Exception:
+            logger.exception("a response in the background broke off")
+            last = making.fail(ApiError(500, "internal_error", "the server failed while it made this response"))
+        self._closing = True
+        self._account.close()
+        # Whoever reads of the end may at once go on from there: by then the response is in the store.
+        log = self.log
+        if log is not None:
+            log.add(map(encode, last))
+        await making.keep(making.record(*((log.events, log.first) if log else ())))
+        ended()
+        if log is not None:
+            log.tell(last=True)
+
+    def _say(self, events: list[StreamEvent]) -> None:
+        if self.log is not None:
+            self.log.add(map(encode, events))
+            self.log.tell()
+
+
+class Background:
+    """The responses that are made in the background now, by whose they are."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[str, str], Run] = {}
+
+    def start(self, client: str, run: Run, ended: Callable[[], None]) -> None:
+        """Begin a run, and know it until it ends; `ended` is called then."""
+        key = client, run.making.writer.response.id
+        self._runs[key] = run
+
+        def forget() -> None:
+            del self._runs[key]
+            ended()
+
+        run.start(forget)
+
+    def find(self, client: str, response_id: str) -> Run | None:
+        """The run that makes this response, if there is one and it is this client's."""
+        return self._runs.get((client, response_id))

@@ -1,0 +1,149 @@
+"""A response that is being made: from the engine's deltas to events, and at the end into the store."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from typing import Literal
+
+import msgspec
+
+from atlas.engine.messages import SamplingParams
+from atlas.serve import tracking
+from atlas.serve.chat_generation import Prepared
+from atlas.serve.errors import ApiError
+from atlas.serve.generation import Delta, generate_all
+from atlas.serve.limits import Account
+from atlas.serve.openai.logprobs import chat_logprobs
+from atlas.serve.openai.response_events import StreamEvent
+from atlas.serve.openai.response_store import Record
+from atlas.serve.openai.responses_items import Item
+from atlas.serve.openai.responses_objects import (
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseError,
+    ResponseObject,
+    ResponseUsage,
+)
+from atlas.serve.openai.responses_request import SEALED, ReasoningSettings, ResponseRequest, TextFormat, TextOptions
+from atlas.serve.openai.responses_writer import ResponseWriter
+from atlas.serve.service import Service, Serving
+
+_encoder = msgspec.json.Encoder()
+
+
+class Making:
+    """One response on its way. `events` may be iterated once."""
+
+    def __init__(
+        self,
+        service: Service,
+        serving: Serving,
+        client: str,
+        request: ResponseRequest,
+        prepared: Prepared,
+        items: Sequence[Item],
+        history: Sequence[Record],
+    ) -> None:
+        """items: those of the request, complete.  history: the responses that this one continues, oldest first."""
+        (self._job,) = prepared.jobs
+        self._serving, self._store, self._client = serving, service.responses, client
+        self._kept, self._items, self.history = request.kept, items, history
+        opening = _opening(service.config.model_name, request, self._job.sampling)
+        sealed = SEALED in (request.include or ())
+        self.writer = ResponseWriter(opening, summary=request.summarised, sealed=sealed)
+        self._tokens = self._reasoning_tokens = 0
+        self.reported = 0
+        """Log-probabilities told so far: most of what there is to encode."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self._job.prompt)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the response is as it will stay."""
+        return self.writer.response.status not in ("queued", "in_progress")
+
+    async def events(self, account: Account) -> AsyncGenerator[list[StreamEvent], None]:
+        """All events after the first (`writer.begin`), those that come together as one list. Raises ApiError where the
+        engine fails: how that is told is for the caller to say (`fail`)."""
+        yield list(self.writer.start())
+        reason = None
+        jobs, tokenizer = [self._job], self._serving.frontend.tokenizer
+        async with aclosing(generate_all(self._serving.engine, tokenizer, jobs, account)) as deltas:
+            async for delta in deltas:
+                reason = delta.finish_reason
+                if events := self._take(delta):
+                    yield events
+        yield list(self.writer.complete(self._usage(), cut=reason == "length"))
+
+    def fail(self, error: ApiError) -> list[StreamEvent]:
+        """The last event, where `events` raised this."""
+        tracking.failed(error.body.code)
+        code: Literal["rate_limit_exceeded", "server_error"]
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        return list(self.writer.fail(ResponseError(code, error.body.message)))
+
+    async def keep(self, record: Record) -> None:
+        """Store what `record` gave when the response had ended, unless the request said not to."""
+        if self._kept:
+            await self._store.put(self._client, record, self.history)
+
+    def record(self, events: Iterable[bytes] = (), first_event: int = 0) -> Record:
+        """The response as it is now, for the store."""
+        response = self.writer.response
+        ids = [item.id for item in (*self._items, *response.output) if item.id is not None]
+        return Record(
+            response.id,
+            _encoder.encode(response),
+            _encoder.encode(self._items),
+            tuple(ids),
+            response.previous_response_id,
+            tuple(events),
+            first_event,
+        )
+
+    def _take(self, delta: Delta) -> list[StreamEvent]:
+        self._tokens += delta.tokens
+        self._reasoning_tokens += delta.reasoning_tokens
+        logprobs = chat_logprobs(delta.logprobs, self._serving.frontend.tokenizer).content if delta.logprobs else ()
+        self.reported += len(logprobs)
+        return list(self.writer.add(delta.events, logprobs))
+
+    def _usage(self) -> ResponseUsage:
+        prompt, tokens = self.prompt_tokens, self._tokens
+        details = OutputTokensDetails(self._reasoning_tokens)
+        return ResponseUsage(prompt, InputTokensDetails(), tokens, details, prompt + tokens)
+
+
+def _opening(model: str, request: ResponseRequest, sampling: SamplingParams) -> ResponseObject:
+    """The response before there is anything of it, the request's fields as they took effect."""
+    reasoning, text = request.reasoning or ReasoningSettings(), request.text or TextOptions()
+    choice = request.tool_choice
+    return ResponseObject(
+        id=f"resp_{secrets.token_hex(24)}",
+        created_at=int(time.time()),
+        status="queued" if request.background else "in_progress",
+        model=model,
+        background=bool(request.background),
+        store=request.kept,
+        previous_response_id=request.previous_response_id,
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        max_tool_calls=request.max_tool_calls,
+        metadata=request.metadata or {},
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        prompt_cache_key=request.prompt_cache_key,
+        reasoning={"effort": reasoning.effort, "summary": reasoning.summary or reasoning.generate_summary},
+        safety_identifier=request.safety_identifier,
+        temperature=sampling.temperature,
+        text={"format": msgspec.to_builtins(text.format or TextFormat()), "verbosity": "medium"},
+        tool_choice=choice if isinstance(choice, str) else msgspec.to_builtins(choice) if choice else "auto",
+        tools=[msgspec.to_builtins(tool) for tool in request.tools or ()],
+        top_logprobs=request.top_logprobs or 0,
+        top_p=sampling.top_p,
+        user=request.user,
+    )
