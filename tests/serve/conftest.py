@@ -16,6 +16,11 @@ BEHAVIOURS = {
     "1": behaviour("abcDEFGHIJklm"),
     # What choices 0, 1 and 2 of a request with seed 60 do.
     **{str(choice_seed(60, i)): behaviour(f"{60 + i} abcDEFGHIJklm") for i in range(3)},
+    # Choices of a request with seed 70, none of them as likely as another.
+    **{
+        str(choice_seed(70, i)): behaviour(f"{70 + i}", logprob=logprob)
+        for i, logprob in enumerate([-3.0, -1.0, -2.0, -0.5, -4.0, -0.1])
+    },
     "2": behaviour("uvwxyz", end=None),
     "3": behaviour("slow ", end=None, delay=0.05),
     "4": behaviour("broken", error_after=3),

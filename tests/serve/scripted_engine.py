@@ -28,6 +28,7 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True):
         do nothing any more.
     stall_after: after so many ids only this request gets no more, although the engine still answers.
     timing: seconds queued and prefilling, told with the first ids.
+    logprob: of each of its tokens, and of the prompt's, for requests that ask.
     """
 
     tokens: list[int]
@@ -39,6 +40,7 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=True):
     hang_after: int | None = None
     stall_after: int | None = None
     timing: tuple[float, float] | None = None
+    logprob: float = -0.5
 
 
 class Script(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,6 +57,17 @@ class Script(msgspec.Struct, forbid_unknown_fields=True):
     max_context: int = 512
     vocab_size: int = 320
     log: str = ""
+
+
+def report(ids: list[int], n_top: int | None, logprob: float) -> tuple[messages.TokenLogprobs, ...]:
+    """Log-probabilities of tokens, the likeliest being the token itself and then those of the lowest ids."""
+    if n_top is None:
+        return ()
+    entries = []
+    for token in ids:
+        tops = [token, *(other for other in range(n_top) if other != token)][:n_top]
+        entries.append(messages.TokenLogprobs(token, logprob, 1, tops, [logprob - i for i in range(len(tops))]))
+    return tuple(entries)
 
 
 class Engine:
@@ -96,7 +109,7 @@ class Engine:
                 case messages.Submit(request_id, prompt, sampling):
                     self.log({"event": "submit", "id": request_id, "prompt": prompt, "sampling": sampling})
                     behaviour = script.behaviours.get(str(sampling.seed), script.default)
-                    work = self.follow(request_id, behaviour, sampling)
+                    work = self.follow(request_id, prompt, behaviour, sampling)
                     self.running[request_id] = asyncio.create_task(work)
                 case messages.Abort(request_id):
                     self.log({"event": "abort", "id": request_id, "known": request_id in self.running})
@@ -112,8 +125,10 @@ class Engine:
                     if not script.deaf:
                         return
 
-    async def follow(self, request_id: str, behaviour: Behaviour, sampling: messages.SamplingParams) -> None:
-        done = 0
+    async def follow(
+        self, request_id: str, prompt: list[int], behaviour: Behaviour, sampling: messages.SamplingParams
+    ) -> None:
+        done, told_prompt = 0, False
         ends = set(sampling.stop_token_ids)
         while True:
             await asyncio.sleep(behaviour.delay)
@@ -139,7 +154,17 @@ class Engine:
                 ids, reason, error = [], "error", "the logits are not finite"
             self.steps += 1
             told = messages.Timing(*behaviour.timing) if behaviour.timing and done == len(ids) else None
-            self.send(messages.StepOutput([messages.SequenceOutput(request_id, ids, reason, error, timing=told)]))
+            output = messages.SequenceOutput(
+                request_id,
+                ids,
+                reason,
+                error,
+                logprobs=report(ids, sampling.logprobs, behaviour.logprob),
+                prompt_logprobs=() if told_prompt else report(prompt[1:], sampling.prompt_logprobs, behaviour.logprob),
+                timing=told,
+            )
+            told_prompt = True
+            self.send(messages.StepOutput([output]))
             await self.writer.drain()
             if reason is not None:
                 self.running.pop(request_id, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from serve_harness import ANSWER, RunningServer, ids_of
 
 from atlas.engine.sampling import choice_seed
+from atlas.serve.openai import requests
+from atlas.serve.openai.requests import CompletionRequest
 
 
 def ask(server: RunningServer, **fields: Any) -> Any:
@@ -64,6 +67,70 @@ def test_prompts_of_one_request_are_independent_draws(shared: RunningServer) -> 
     ask(shared, prompt=["yo"] * 3, seed=-1)
     seeds = [event["sampling"]["seed"] for event in shared.events("submit")[before:]]
     assert len(set(seeds[:5])) == 5 and seeds[5:] == [choice_seed(-1, i) for i in range(3)]
+
+
+def test_the_best_of_several(shared: RunningServer) -> None:
+    whole = ask(shared, seed=70, best_of=4, n=2)
+    assert [(choice.index, choice.text, choice.logprobs) for choice in whole.choices] == [
+        (0, "73", None),
+        (1, "71", None),
+    ]
+    assert whole.usage.completion_tokens == 4 * 3 and whole.usage.prompt_tokens == 3
+    # Each prompt has its own.
+    two = ask(shared, prompt=["a", "b"], seed=70, best_of=3, logprobs=1)
+    assert [(choice.index, choice.text) for choice in two.choices] == [(0, "71"), (1, "75")]
+    assert [set(choice.logprobs.token_logprobs) for choice in two.choices] == [{-1.0}, {-0.1}]
+    assert ask(shared, seed=70, best_of=4, n=4, max_tokens=1).choices[0].text == "7"
+    assert [choice.text for choice in ask(shared, seed=70, best_of=2, n=2).choices] == ["70", "71"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"best_of": 1, "n": 2}, "from n, 2, to 128"),
+        ({"best_of": 0}, "from n, 1, to 128"),
+        ({"best_of": 129}, "from n, 1, to 128"),
+        ({"best_of": 2, "stream": True}, "of a stream"),
+        ({"best_of": 128, "prompt": ["a"] * 17}, "128 for 17 prompts"),
+    ],
+)
+def test_a_best_of_that_cannot_be(shared: RunningServer, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=words) as error:
+        ask(shared, **fields)
+    assert error.value.param == "best_of"
+
+
+def test_best_of_streams_where_all_are_returned(shared: RunningServer) -> None:
+    chunks = ask(shared, seed=70, best_of=1, stream=True)
+    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == "70"
+
+
+def test_log_probabilities_with_an_echo(shared: RunningServer) -> None:
+    whole = ask(shared, prompt="yo", echo=True, logprobs=2, seed=70)
+    (choice,) = whole.choices
+    assert choice.text == "yo70"
+    found = choice.logprobs
+    assert found.tokens == ["<s>", "y", "o", "7", "0", "<|eot|>"]
+    assert found.token_logprobs == [None, -3.0, -3.0, -3.0, -3.0, -3.0] and found.top_logprobs[0] is None
+    assert all(len(entry) == 2 for entry in found.top_logprobs[1:])
+    assert found.text_offset == [0, 0, 1, 2, 3, 4]
+    parts = [c.choices[0] for c in ask(shared, prompt="yo", echo=True, logprobs=2, seed=70, stream=True) if c.choices]
+    assert "".join(part.text for part in parts) == choice.text
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        joined = [entry for part in parts if part.logprobs for entry in getattr(part.logprobs, name)]
+        assert joined == getattr(found, name), name
+
+
+def test_every_field_of_the_official_client_is_read_or_refused(shared: RunningServer) -> None:
+    """Whatever the client can send for a completion."""
+    parameters = set(inspect.signature(openai.resources.Completions.create).parameters)
+    for name in parameters - {"self", "extra_headers", "extra_query", "extra_body", "timeout"}:
+        refused = name in requests.refused(CompletionRequest)
+        assert refused or name in CompletionRequest.__struct_fields__, name
+        if refused:
+            answer = shared.http.post("/v1/completions", json={"prompt": "a", name: "surely not"})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+            assert name in answer.json()["error"]["message"]
 
 
 def test_raw_events(shared: RunningServer) -> None:

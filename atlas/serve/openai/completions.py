@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atlas.engine.messages import TokenLogprobs
+from atlas.engine.sampling import MAX_CHOICES
 from atlas.serve.errors import invalid
 from atlas.serve.frontend import check_length
 from atlas.serve.generation import Delta, Job, Reported, Whole
@@ -18,8 +20,8 @@ from atlas.serve.jobs import make_jobs
 from atlas.serve.openai.answers import CompletionChoice, CompletionLogprobs, PromptLogprobs
 from atlas.serve.openai.logprobs import completion_logprobs, prompt_logprobs
 from atlas.serve.openai.requests import CompletionRequest, parse
-from atlas.serve.openai.respond import respond
-from atlas.serve.sampling import check
+from atlas.serve.openai.respond import respond, zip_all
+from atlas.serve.sampling import SamplingRequest, check
 from atlas.serve.service import Service, Serving
 from atlas.tokenizer import Tokenizer
 
@@ -56,7 +58,7 @@ class CompletionFormat:
         self, job: Job, reported: list[Reported], prompt: list[TokenLogprobs] | None
     ) -> CompletionLogprobs | None:
         n_top = job.sampling.logprobs
-        if n_top is None:
+        if n_top is None or self._request.logprobs in (None, False):  # best_of has asked for its own use
             return None
         echo = job.echo or ""
         entries: list[tuple[int, TokenLogprobs | None, int]] = []
@@ -99,10 +101,11 @@ async def completions(http: Request, service: Service) -> Response:
         seed=service.config.seed,
     )
     sampling = await serving.frontend.run(checked, len(body))
+    n, sampling = sampling.n, _with_best_of(request, sampling)
     parts = _split(request.prompt)
-
     if len(parts) * sampling.n > MAX_PROMPTS:
-        raise invalid("n", f"{sampling.n} for {len(parts)} prompts", f"at most {MAX_PROMPTS} choices in all")
+        name = "n" if sampling.n == n else "best_of"
+        raise invalid(name, f"{sampling.n} for {len(parts)} prompts", f"at most {MAX_PROMPTS} choices in all")
     tokenizer = serving.frontend.tokenizer
 
     def encode() -> list[tuple[list[int], str | None]]:
@@ -112,7 +115,38 @@ async def completions(http: Request, service: Service) -> Response:
     prompts = await serving.frontend.run(encode, len(body))
     jobs, notes = make_jobs([ids for ids, _ in prompts], sampling, ready.max_context, [echo for _, echo in prompts])
     form = CompletionFormat(tokenizer, request)
-    return await respond(http, service, serving, request, jobs, form, headers | notes)
+    pick = partial(best, n=n, of=sampling.n) if sampling.n > n else zip_all
+    return await respond(http, service, serving, request, jobs, form, headers | notes, pick)
+
+
+def _with_best_of(request: CompletionRequest, sampling: SamplingRequest) -> SamplingRequest:
+    """So many choices are made as `best_of` says, and are told apart by their log-probabilities."""
+    n, of = sampling.n, request.best_of
+    if of is None or of == n:
+        return sampling
+    if not n < of <= MAX_CHOICES:
+        raise invalid("best_of", str(of)[:40], f"an integer from n, {n}, to {MAX_CHOICES}")
+    if request.stream:
+        raise invalid("best_of", f"{of} of a stream", f"{n}: which answers are best is known when all have ended")
+    params = sampling.params
+    if params.logprobs is None:
+        params = msgspec.structs.replace(params, logprobs=0)
+    return msgspec.structs.replace(sampling, params=params, n=of)
+
+
+def best(jobs: Sequence[Job], wholes: Sequence[Whole], *, n: int, of: int) -> list[tuple[Job, Whole]]:
+    """Of each prompt's `of` choices the `n` with the highest mean log-probability, the best first."""
+    picked = []
+    pairs = zip_all(jobs, wholes)
+    for first in range(0, len(pairs), of):
+        ranked = sorted(pairs[first : first + of], key=lambda pair: -_mean_logprob(pair[1]))
+        picked += ranked[:n]
+    return [(msgspec.structs.replace(job, index=index), whole) for index, (job, whole) in enumerate(picked)]
+
+
+def _mean_logprob(whole: Whole) -> float:
+    values = [entry.token.logprob for entry in whole.logprobs]
+    return sum(values) / len(values) if values else 0.0
 
 
 def _echo(prompt: str | list[Any], ids: list[int], tokenizer: Tokenizer, request: CompletionRequest) -> str | None:

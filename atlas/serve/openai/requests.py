@@ -199,6 +199,14 @@ class CompletionRequest(GenerationFields, kw_only=True):
         ),
     ] = None
     echo: Annotated[bool | None, about("The prompt stands before the answer.")] = None
+    best_of: Annotated[
+        int | None,
+        about(
+            "Make so many answers to each prompt and return the n with the highest mean log-probability; no stream.",
+            minimum=1,
+            maximum=MAX_CHOICES,
+        ),
+    ] = None
 
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -228,7 +236,6 @@ _NEUTRAL_COMPLETION: Mapping[str, tuple[Any, ...]] = {
     **_NEUTRAL,
     "chat_template_kwargs": ({},),
     "suffix": ("",),
-    "best_of": (1,),
 }
 
 # Parts of an answer that clients send back with the history. They say nothing when empty.

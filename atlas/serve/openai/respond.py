@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
@@ -43,6 +43,11 @@ class Format(Protocol):
         """A choice's chunk before any text, or None where the API has none."""
 
 
+def zip_all(jobs: Sequence[Job], wholes: Sequence[Whole]) -> list[tuple[Job, Whole]]:
+    """Every job with what came of it."""
+    return list(zip(jobs, wholes, strict=True))
+
+
 async def respond(
     http: Request,
     service: Service,
@@ -51,8 +56,12 @@ async def respond(
     jobs: Sequence[Job],
     form: Format,
     headers: dict[str, str],
+    pick: Callable[[Sequence[Job], Sequence[Whole]], Sequence[tuple[Job, Whole]]] = zip_all,
 ) -> Response:
-    """Run the jobs and answer, streamed or in one piece."""
+    """Run the jobs and answer, streamed or in one piece.
+
+    pick: which of the finished jobs an answer in one piece consists of, if not all.
+    """
     frame: Answer[Any] = Answer(
         id=form.id_prefix + secrets.token_hex(12),
         object=form.chunk_object if request.stream else form.object,
@@ -72,7 +81,7 @@ async def respond(
     usage = _usage(jobs, generated, reasoned)
 
     def build() -> Response:
-        choices = [form.choice(job, whole) for job, whole in zip(jobs, wholes, strict=True)]
+        choices = [form.choice(job, whole) for job, whole in pick(jobs, wholes)]
         return json_response(msgspec.structs.replace(frame, choices=choices, usage=usage), headers)
 
     size = sum(_size(whole.prompt) + _size([entry.token for entry in whole.logprobs]) for whole in wholes)
