@@ -2,7 +2,7 @@
 
 Nothing is written anew: numbers, escapes and the order of keys stay as they are. Each member is checked once, when
 it is whole. The one repair made: a raw control character inside a string, a mistake models make with line breaks,
-becomes its escape, which is what it must have meant.
+becomes its escape, which is what it must have meant; so does a backslash right before one, as in a shell command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NoReturn
 from atlas.parsers.cursor import MOST_HELD, BrokenCallError, Cursor, Reading
 
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_CONTROL = re.compile(r"[\x00-\x1f]")
+_CONTROL = re.compile(r"\\?[\x00-\x1f]|\\.", re.DOTALL)
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -38,7 +38,7 @@ def parsed(text: str) -> str | None:
 
 
 def _escape(string: re.Match[str]) -> str:
-    return _CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], string[0])
+    return _CONTROL.sub(lambda found: json.dumps(found[0])[1:-1] if found[0][-1] < " " else found[0], string[0])
 
 
 def span(cursor: Cursor, *, quote: str = '"', escapes: bool = True, most: int = MOST_HELD) -> Reading[tuple[str, str]]:

@@ -67,6 +67,12 @@ HERMES = [
         calls=(("f", '{"a": "x\\ny"}'),),
     ),
     Case(
+        "backslashes before raw line breaks in a string",
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": "ls \\\n-l", "b": "\\\\\n\\\\"}}</tool_call>',
+        calls=(("f", r'{"a": "ls \\\n-l", "b": "\\\n\\"}'),),
+    ),
+    Case(
         "a brace too few",
         "hermes",
         '<tool_call>{"name": "f", "arguments": {"ä": 1}\n</tool_call>',

@@ -87,7 +87,7 @@ def check(text: str, format_name: str, markers: str, inside: bool, rng: random.R
     cuts = sorted(rng.choices(range(len(text) + 1), k=rng.randrange(1, 9)))
     pieces = [text[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert parsed(pieces) == whole, f"cut at {cuts} it is another answer"
-    if rng.randrange(64) == 0 and text:
+    if rng.randrange(512) == 0 and text:
         check_linear(lambda longer: parsed([longer[at : at + 40] for at in range(0, len(longer), 40)]), text)
     return whole
 
@@ -260,7 +260,7 @@ def with_atheris(seconds: float, folder: Path) -> None:
         (corpus / f"case{number}").write_bytes(data)
     escaped = ("".join(f"\\x{byte:02x}" for byte in word.encode()) for word in sorted(WORDS) if len(word) < 60)
     (folder / "words.dict").write_text("".join(f'"{word}"\n' for word in escaped))
-    options = ["-max_total_time", int(seconds)], ["-timeout", 20], ["-rss_limit_mb", 2048], ["-max_len", 1024]
+    options = ["-max_total_time", int(seconds)], ["-timeout", 20], ["-rss_limit_mb", 2048], ["-max_len", 600]
     arguments = [f"{name}={value}" for name, value in options]
     arguments += [f"-dict={folder / 'words.dict'}", f"-artifact_prefix={folder}/", "-print_final_stats=1", str(corpus)]
     atheris.Setup([sys.argv[0], *arguments], lambda data: check(*decode(data)))

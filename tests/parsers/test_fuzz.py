@@ -92,7 +92,7 @@ def test_a_broken_parser_is_found_and_kept(
 def test_time_that_grows_with_the_square_is_seen() -> None:
     fuzz.check_linear(lambda text: [text.upper() for _ in range(100)], "abc")
     with pytest.raises(AssertionError, match="linear"):
-        fuzz.check_linear(lambda text: [text[at:] for at in range(len(text))], "abc")
+        fuzz.check_linear(lambda text: [text.count("z") for _ in range(len(text) // 40)], "abc")
 
 
 def test_any_bytes_are_a_case() -> None:
