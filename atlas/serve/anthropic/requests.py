@@ -1,0 +1,245 @@
+"""Request bodies of the Messages API.
+
+The published shapes are those of the types of the official client. Fields that this server has beyond them are spelt
+as OpenAI's endpoints spell them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from atlas.serve.body import convert, decode
+from atlas.serve.errors import invalid, unsupported
+from atlas.serve.unknown_fields import unknown_fields
+
+CacheControl = Annotated[
+    dict[str, Any],
+    Meta(
+        description="Accepted wherever Anthropic's API has it. Prompts are cached by their prefixes without being told."
+    ),
+]
+
+
+class Text(msgspec.Struct, tag_field="type", tag="text"):
+    """Text, in any turn."""
+
+    text: str
+    cache_control: CacheControl | None = None
+    citations: list[dict[str, Any]] | None = None
+
+
+class Thinking(msgspec.Struct, tag_field="type", tag="thinking"):
+    """What the model thought in an earlier turn. A signature is not checked, so that of any server will do."""
+
+    thinking: str
+    signature: str = ""
+    cache_control: CacheControl | None = None
+
+
+class RedactedThinking(msgspec.Struct, tag_field="type", tag="redacted_thinking"):
+    """Thinking that only Anthropic can read. The model is not shown it."""
+
+    data: str = ""
+
+
+class ToolUse(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """A call that the model made in an earlier turn."""
+
+    id: str
+    name: str
+    input: dict[str, Any] = {}
+    cache_control: CacheControl | None = None
+    caller: dict[str, Any] | None = None
+
+
+class ToolResult(msgspec.Struct, tag_field="type", tag="tool_result"):
+    """What a call gave. `is_error` puts `Error: ` before it."""
+
+    tool_use_id: str
+    content: str | list[Text] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+class Turn(msgspec.Struct):
+    """One turn of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Text | Thinking | RedactedThinking | ToolUse | ToolResult]
+
+
+class Tool(msgspec.Struct):
+    """A function that the client runs."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None
+    """Arguments are always streamed as they are found."""
+
+
+class ToolChoice(msgspec.Struct):
+    """Whether the model may, must or must not call tools."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingConfig(msgspec.Struct):
+    """`enabled` and `adaptive` let the model think, for `budget_tokens` at most. Without any of them the model's own
+    default holds."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int | None, Meta(extra_json_schema={"minimum": 1})] = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(msgspec.Struct):
+    """A JSON schema that the answer's text must follow."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct):
+    """How much effort, and which format."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(msgspec.Struct):
+    """Who asked. It changes nothing."""
+
+    user_id: str | None = None
+
+
+class Conversation(msgspec.Struct, kw_only=True):
+    """Body of POST /v1/messages/count_tokens: all that makes the prompt. `null` is the same as leaving a field out."""
+
+    messages: list[Turn]
+    model: str | None = None
+    system: str | list[Text] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    cache_control: CacheControl | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessagesRequest(Conversation, kw_only=True):
+    """Body of POST /v1/messages. The fields after `metadata` are this server's own."""
+
+    max_tokens: Annotated[int, Meta(extra_json_schema={"minimum": 1})]
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: Metadata | None = None
+    min_tokens: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    priority: int | None = None
+
+
+SAMPLING = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_tokens",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "priority",
+)
+"""Fields that mean what they mean in /v1/chat/completions."""
+
+REFUSED: Mapping[str, tuple[Any, ...]] = {
+    # Fields that other servers have, with the values, besides null, that ask for nothing.
+    "container": (),
+    "mcp_servers": ([],),
+    "service_tier": ("auto", "standard_only"),
+    "speed": ("standard",),
+}
+
+Body = TypeVar("Body", MessagesRequest, Conversation)
+
+
+def read(body: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
+    """A request body and the paths of the fields in it that nothing reads. Raises ApiError 400."""
+    value = decode(body)
+    _check_types(value)
+    request = convert(value, kind, REFUSED, ("max_tokens",))
+    ignored = unknown_fields(value, kind)
+    for n_turn, turn in enumerate(request.messages):
+        for n_block, block in enumerate(turn.content):
+            if isinstance(block, RedactedThinking):
+                ignored.append(f"messages[{n_turn}].content[{n_block}].data")
+    return request, ignored
+
+
+_OF_ROLE = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "system": ("text",),
+}
+
+
+def _check_types(value: dict[str, Any]) -> None:
+    """Refuse by name what a text model has no use for, before the shapes are checked: of a picture or a tool that
+    runs on Anthropic's servers the reader wants to hear that, and not which of its fields is unknown."""
+    for n_turn, turn in enumerate(_objects(value.get("messages"))):
+        role = turn.get("role")
+        accepted = _OF_ROLE.get(role) if isinstance(role, str) else None
+        if accepted is None:
+            continue  # the conversion says it
+        for n_block, block in enumerate(_objects(turn.get("content"))):
+            path = f"messages[{n_turn}].content[{n_block}]"
+            _check_block(block, path, accepted, f"a turn of the role {role}")
+            if block.get("type") == "tool_result":
+                for n_part, part in enumerate(_objects(block.get("content"))):
+                    _check_block(part, f"{path}.content[{n_part}]", ("text",), "a tool_result")
+    for n_block, block in enumerate(_objects(value.get("system"))):
+        _check_block(block, f"system[{n_block}]", ("text",), "the system prompt")
+    for n_tool, tool in enumerate(_objects(value.get("tools"))):
+        if isinstance(kind := tool.get("type"), str) and kind != "custom":
+            fix = "give tools of your own, with an input_schema"
+            raise unsupported(f"tools[{n_tool}].type", repr(kind[:80]), fix)
+
+
+def _check_block(block: dict[str, Any], path: str, accepted: tuple[str, ...], where: str) -> None:
+    if isinstance(kind := block.get("type"), str) and kind not in accepted:
+        found = f"{kind[:80]!r} in {where}"
+        raise invalid(
+            f"{path}.type", found, f"{', '.join(accepted)} (this model reads text)", code="unsupported_content"
+        )
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list; in the place of what is none an empty one, so that places stay what they are."""
+    return [item if isinstance(item, dict) else {} for item in value] if isinstance(value, list) else []
