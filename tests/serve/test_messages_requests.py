@@ -130,8 +130,11 @@ def test_blocks_that_a_text_model_cannot_read(messages: Any, param: str, found: 
 
 @pytest.mark.parametrize(
     "kind",
-    ["web_search_20250305", "web_search_20260318", "web_fetch_20250910", "code_execution_20250825", "bash_20250124"]
-    + ["text_editor_20250728", "memory_20250818", "computer_toolset_20260801", "tool_search_tool_bm25_20251119"],
+    [
+        *("web_search_20250305", "web_search_20260318", "web_fetch_20250910", "code_execution_20250825"),
+        *("bash_20250124", "text_editor_20250728", "memory_20250818", "computer_toolset_20260801"),
+        "tool_search_tool_bm25_20251119",
+    ],
 )
 def test_tools_of_anthropic_are_refused_by_name(kind: str) -> None:
     own = {"name": "f", "input_schema": {"type": "object"}, "type": "custom"}

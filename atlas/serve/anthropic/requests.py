@@ -6,6 +6,7 @@ as OpenAI's endpoints spell them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -196,11 +197,13 @@ def read(body: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
     _check_types(value)
     request = convert(value, kind, REFUSED, ("max_tokens",))
     ignored = unknown_fields(value, kind)
-    for n_turn, turn in enumerate(request.messages):
-        for n_block, block in enumerate(turn.content):
-            if isinstance(block, RedactedThinking):
-                ignored.append(f"messages[{n_turn}].content[{n_block}].data")
-    return request, ignored
+    redacted = (
+        f"messages[{n_turn}].content[{n_block}].data"
+        for n_turn, turn in enumerate(request.messages)
+        for n_block, block in enumerate(turn.content)
+        if isinstance(block, RedactedThinking)
+    )
+    return request, [*ignored, *itertools.islice(redacted, 1)]
 
 
 _OF_ROLE = {
