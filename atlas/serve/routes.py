@@ -9,6 +9,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from atlas.serve import docs_page, openapi
+from atlas.serve.anthropic.answers import Message, MessageEvent, TokenCount
+from atlas.serve.anthropic.messages import count_tokens, messages
+from atlas.serve.anthropic.requests import MESSAGES_REFUSED, Conversation, MessagesRequest
 from atlas.serve.endpoint import Endpoint, Text
 from atlas.serve.http import json_response
 from atlas.serve.openai.answers import Answer, ChatChoice, ChatChunkChoice, CompletionChoice, ModelCard, ModelList
@@ -168,6 +171,27 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             "after": (str | None, "Only the items after the one of this id."),
         },
         errors=(404,),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/messages",
+        handler=messages,
+        summary="Answer a conversation.",
+        tag="Anthropic",
+        body=MessagesRequest,
+        refused=MESSAGES_REFUSED,
+        answers={200: Message},
+        stream=MessageEvent,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/messages/count_tokens",
+        handler=count_tokens,
+        summary="How many tokens a conversation has.",
+        tag="Anthropic",
+        body=Conversation,
+        refused=MESSAGES_REFUSED,
+        answers={200: TokenCount},
     ),
     Endpoint(
         method="GET",

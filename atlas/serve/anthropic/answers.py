@@ -145,7 +145,7 @@ class Ping(msgspec.Struct, frozen=True, tag_field="type", tag="ping"):
     """Nothing has happened."""
 
 
-StreamEvent = (
+MessageEvent = (
     MessageStart | ContentBlockStart | ContentBlockDelta | ContentBlockStop | MessageDelta | MessageStop | Ping
 )
 

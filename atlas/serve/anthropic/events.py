@@ -16,9 +16,9 @@ from atlas.serve.anthropic.answers import (
     ContentBlockStart,
     ContentBlockStop,
     InputJsonDelta,
+    MessageEvent,
     SignatureDelta,
     StopReason,
-    StreamEvent,
     TextBlock,
     TextDelta,
     ThinkingBlock,
@@ -111,9 +111,9 @@ class BlockWriter:
         self._open: type[Content] | type[Reasoning] | type[CallBegin] | None = None
         self._signature = Signature(hidden=hide_thinking)
 
-    def feed(self, events: Iterable[Event]) -> list[StreamEvent]:
+    def feed(self, events: Iterable[Event]) -> list[MessageEvent]:
         """What the answer's next events make."""
-        result: list[StreamEvent] = []
+        result: list[MessageEvent] = []
         for event in events:
             if _says_nothing(event):
                 continue
@@ -137,21 +137,21 @@ class BlockWriter:
                     self._end(result)
         return result
 
-    def finish(self) -> list[StreamEvent]:
+    def finish(self) -> list[MessageEvent]:
         """The end of the block that is open."""
-        result: list[StreamEvent] = []
+        result: list[MessageEvent] = []
         self._end(result)
         return result
 
     def _begin(
-        self, kind: type[Content] | type[Reasoning] | type[CallBegin], block: Block, result: list[StreamEvent]
+        self, kind: type[Content] | type[Reasoning] | type[CallBegin], block: Block, result: list[MessageEvent]
     ) -> None:
         self._end(result)
         self._index += 1
         self._open = kind
         result.append(ContentBlockStart(self._index, block))
 
-    def _end(self, result: list[StreamEvent]) -> None:
+    def _end(self, result: list[MessageEvent]) -> None:
         if self._open is None:
             return
         if self._open is Reasoning:

@@ -6,7 +6,6 @@ as OpenAI's endpoints spell them.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -180,7 +179,7 @@ SAMPLING = (
 )
 """Fields that mean what they mean in /v1/chat/completions."""
 
-REFUSED: Mapping[str, tuple[Any, ...]] = {
+MESSAGES_REFUSED: Mapping[str, tuple[Any, ...]] = {
     # Fields that other servers have, with the values, besides null, that ask for nothing.
     "container": (),
     "mcp_servers": ([],),
@@ -195,15 +194,18 @@ def read(body: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
     """A request body and the paths of the fields in it that nothing reads. Raises ApiError 400."""
     value = decode(body)
     _check_types(value)
-    request = convert(value, kind, REFUSED, ("max_tokens",))
+    request = convert(value, kind, MESSAGES_REFUSED, ("max_tokens",))
     ignored = unknown_fields(value, kind)
-    redacted = (
-        f"messages[{n_turn}].content[{n_block}].data"
-        for n_turn, turn in enumerate(request.messages)
-        for n_block, block in enumerate(turn.content)
-        if isinstance(block, RedactedThinking)
-    )
-    return request, [*ignored, *itertools.islice(redacted, 1)]
+    return request, ignored + _first_redacted(request.messages)
+
+
+def _first_redacted(turns: list[Turn]) -> list[str]:
+    """The path of the first block whose text only Anthropic has."""
+    for n_turn, turn in enumerate(turns):
+        for n_block, block in enumerate(turn.content):
+            if isinstance(block, RedactedThinking):
+                return [f"messages[{n_turn}].content[{n_block}].data"]
+    return []
 
 
 _OF_ROLE = {
