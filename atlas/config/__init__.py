@@ -9,7 +9,17 @@ from atlas.config.loading import (
     load,
     offline_config,
 )
-from atlas.config.settings import OFFLINE_FIELDS, Backend, EngineConfig, LogFormat, LogLevel, ServeConfig, parse_bytes
+from atlas.config.settings import (
+    OFFLINE_FIELDS,
+    Backend,
+    EngineConfig,
+    LogFormat,
+    LogLevel,
+    ReasoningParser,
+    ServeConfig,
+    ToolParser,
+    parse_bytes,
+)
 
 __all__ = [
     "OFFLINE_FIELDS",
@@ -19,7 +29,9 @@ __all__ = [
     "LogFormat",
     "LogLevel",
     "Origin",
+    "ReasoningParser",
     "ServeConfig",
+    "ToolParser",
     "add_offline_flags",
     "describe",
     "flag_name",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -160,7 +161,7 @@ def add_offline_flags(parser: argparse._ActionsContainer, without: Sequence[str]
 
 
 def _add_flag(parser: argparse._ActionsContainer, field: Any) -> None:
-    hint = get_type_hints(ServeConfig)[field.name]
+    hint = _hints(extras=False)[field.name]
     help_text = _description(field.name)
     if field.default not in (None, ()) and field.default_factory is msgspec.NODEFAULT:
         help_text += f" (default: {field.default})"
@@ -177,8 +178,14 @@ def _add_flag(parser: argparse._ActionsContainer, field: Any) -> None:
         parser.add_argument(flag_name(field.name), metavar=metavar, help=help_text)
 
 
+@functools.cache
+def _hints(*, extras: bool) -> Mapping[str, Any]:
+    """The fields' types; each look evaluates all annotations."""
+    return get_type_hints(ServeConfig, include_extras=extras)
+
+
 def _description(name: str) -> str:
-    annotation = get_type_hints(ServeConfig, include_extras=True)[name]
+    annotation = _hints(extras=True)[name]
     return next(m.description for m in annotation.__metadata__ if isinstance(m, Meta) and m.description)
 
 
@@ -191,13 +198,13 @@ def _convert(where: str, name: str, raw: Any, *, strict: bool) -> Any:
             return function(raw)
         except ValueError as error:
             raise ConfigError(where, str(error), accepted) from None
-    annotation = get_type_hints(ServeConfig, include_extras=True)[name]
+    annotation = _hints(extras=True)[name]
     if strict and isinstance(raw, int) and not isinstance(raw, bool) and annotation.__origin__ is float:
         raw = float(raw)
     try:
         return msgspec.convert(raw, annotation, strict=strict)
     except msgspec.ValidationError as error:
-        choices = get_args(get_type_hints(ServeConfig)[name])
+        choices = get_args(_hints(extras=False)[name])
         literal = bool(choices) and all(isinstance(choice, str) for choice in choices)
         accepted = ", ".join(choices) if literal else _description(name)
         raise ConfigError(where, f"{raw!r}: {error}", accepted) from None

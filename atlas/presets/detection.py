@@ -46,7 +46,7 @@ TOOL_SIGNS: Sequence[Sign] = (
         "hermes",
         (_TOOLS, "<tool_call>", r"</tool_call>", r"\\?[\"']arguments\\?[\"']"),
         "calls are JSON objects between <tool_call> tags",
-        lacks=("<function=", "<arg_key>", "<parameter", r"<tool_call>\[", r"\[\s*<tool_call>"),
+        lacks=("<function=", "<arg_key>", "<parameter", r"<tool_call>\[", "<tool_calls>"),
     ),
     Sign("deepseek_v32", (_TOOLS, "｜DSML｜"), "calls are <｜DSML｜invoke> tags"),
     Sign("deepseek", ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"), "calls stand between <｜tool▁call▁begin｜> tags"),
@@ -58,6 +58,17 @@ TOOL_SIGNS: Sequence[Sign] = (
         lacks=("<tool_call>", "<function="),
     ),
     Sign("gemma", (_TOOLS, r"<\|tool_call>", "call:"), "calls are call:NAME{...} between <|tool_call> marks"),
+)
+
+# What Atlas has no parser of, so that the log can say what it would need.
+TOOL_SIGNS = (
+    *TOOL_SIGNS,
+    Sign("", (r"<\|tool_call\|>",), "calls are a JSON list after <|tool_call|> (Granite, Phi-4), which has no parser"),
+    Sign("", (r"<\|tool_call_start\|>",), "calls stand between <|tool_call_start|> marks (LFM2), which has no parser"),
+    Sign("", (r"<\|tool_calls_section_begin\|>",), "calls are those of Kimi K2, which has no parser"),
+    Sign("", (r"<\|channel\|>", "commentary"), "calls are messages on a channel (Harmony), which has no parser"),
+    Sign("", (_TOOLS, r"<tool_call>\["), "calls are a JSON list between <tool_call> tags, which has no parser"),
+    Sign("", (_TOOLS, "<seed:tool_call>"), "calls are those of Seed-OSS, which has no parser"),
 )
 
 REASONING_SIGNS: Sequence[Sign] = (
@@ -76,4 +87,4 @@ def detect(template: str, signs: Sequence[Sign], what: str) -> Found:
         return Found(name or None, f"the chat template: {reason}")
     if not names:
         return Found(None, f"the chat template shows no {what} that Atlas knows")
-    return Found(None, f"the chat template fits several: {', '.join(sorted(names))}")
+    return Found(None, f"the chat template fits several: {'; '.join(sorted(names.values()))}")

@@ -22,7 +22,8 @@ def main(argv: Sequence[str], *, engine_command: Sequence[str] = ENGINE_COMMAND)
     try:
         loaded = load(argv)
         if loaded.print_config:
-            print(describe([*loaded.origins, *_sampling_defaults(loaded)]))
+            # What the model makes of "auto" stands in the place of it.
+            print(describe([*{o.name: o for o in (*loaded.origins, *_of_model(loaded))}.values()]))
             return 0
         return _run(loaded, started, engine_command)
     except AtlasError as error:
@@ -30,20 +31,17 @@ def main(argv: Sequence[str], *, engine_command: Sequence[str] = ENGINE_COMMAND)
         return 2
 
 
-def _sampling_defaults(loaded: LoadedConfig) -> Sequence[Origin]:
+def _of_model(loaded: LoadedConfig) -> Sequence[Origin]:
     """What requests get for fields they leave out; the model decides, so its files have to be here."""
-    from atlas.engine.sampling_defaults import SamplingDefaults
+    from atlas.serve.frontend import Frontend
     from atlas.serve.resolve import resolve_here
-    from atlas.weights import open_checkpoint
 
     try:
-        with open_checkpoint(resolve_here(loaded.config.model, True)) as checkpoint:
-            return SamplingDefaults.of_model(checkpoint.generation_config).origins
+        path = resolve_here(loaded.config.model, True)
     except AtlasError as error:
-        unknown = f"not known without the model's files: {error}"
-        return [
-            Origin(name, None, unknown) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        ]
+        return [Origin("sampling defaults", None, f"not known without the model's files: {error}")]
+    presets = Frontend.load(path, loaded.config, loaded.origins).presets
+    return [*presets.origins, *presets.sampling_origins()]
 
 
 def _run(loaded: LoadedConfig, started: float, engine_command: Sequence[str]) -> int:

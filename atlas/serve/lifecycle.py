@@ -181,8 +181,11 @@ class Server:
             path, body = "completions", {"model": name, "prompt": "Hello", "max_tokens": 50}
         data = shlex.quote(msgspec.json.encode(body).decode())
         logger.info("backend %s, kernels %s: %s", ready.backend, ready.kernel_set, ready.reason)
-        defaults = ", ".join(f"{origin.name} {origin.value} ({origin.origin})" for origin in frontend.defaults.origins)
-        logger.info("sampling defaults: %s", defaults)
+        for what, origins in (
+            ("answers", frontend.presets.origins),
+            ("sampling defaults", frontend.presets.sampling_origins()),
+        ):
+            logger.info("%s: %s", what, ", ".join(f"{o.name} {o.value} ({o.origin})" for o in origins))
         owners = ", ".join(f"{owner} {size / 1e6:.1f}" for owner, size in ready.memory)
         logger.info("memory in MB: %.1f, of it %s", sum(size for _, size in ready.memory) / 1e6, owners)
         if self._config.log_format == "json":

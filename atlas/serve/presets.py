@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,13 +10,30 @@ import msgspec
 
 from atlas.config import Origin, ServeConfig, flag_name
 from atlas.engine.sampling_defaults import Layer, SamplingDefaults
-from atlas.errors import ConfigError
+from atlas.errors import BuildError, ConfigError, RequestError
 from atlas.parsers import MARKERS, TOOL_FORMATS, Markers, ToolFormat
-from atlas.presets.detection import REASONING_SIGNS, TOOL_SIGNS, Found, detect
+from atlas.presets import library
+from atlas.presets.detection import REASONING_SIGNS, TOOL_SIGNS, Found, Sign, detect
+from atlas.presets.library import Parser, Preset
+from atlas.targets.tree import kernels_root
 from atlas.text.chat_template import ChatTemplate
-from atlas.text.switches import Switches
+from atlas.text.switches import RESERVED, THINKING_NAMES, Switches
 
-_NO_TEMPLATE = Found(None, "the model has no chat template")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Values of `reasoning_effort`: OpenAI's, and the "max" of others. A template may refuse some."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a request asks of the chat template.
+
+    variables: names for `ChatTemplate.render`.
+    thinks: whether the answer is to reason, which chooses its sampling defaults.
+    ignored: fields that this template has no use for, to be reported.
+    """
+
+    variables: dict[str, Any]
+    thinks: bool
+    ignored: list[str]
 
 
 class Presets(msgspec.Struct, frozen=True):
@@ -26,7 +44,8 @@ class Presets(msgspec.Struct, frozen=True):
     enable_thinking: what the server's settings say of the thinking switch; None leaves it to the template.
     switches: what the template can be asked for.
     thinking, plain: sampling of requests whose answer reasons, and of others.
-    origins: `tool_parser`, `reasoning_parser` and `enable_thinking`, each with where it came from and why.
+    origins: which preset applies, `tool_parser`, `reasoning_parser` and `enable_thinking`, each with where it came
+        from and why.
     """
 
     tool_format: str | None
@@ -45,44 +64,49 @@ class Presets(msgspec.Struct, frozen=True):
         template: ChatTemplate | None,
         settings: ServeConfig,
         origins: Sequence[Origin] = (),
+        *,
+        presets: Sequence[Preset] | None = None,
     ) -> Presets:
         """The presets of a model.
 
         config, generation_config: contents of the checkpoint's files.  template: None if there is none that works.
-        origins: where each value of `settings` came from.
+        origins: where each value of `settings` came from.  presets: of known models, instead of the kernel tree's.
 
         Raises:
+            BuildError: a file of presets is wrong.
             ConfigError: a setting asks for what the model's template cannot do.
         """
         told = {origin.name: origin.origin for origin in origins}
         text = template.source if template else ""
         switches = Switches.of(template) if template else Switches()
-        tools = detect(text, TOOL_SIGNS, "tool calls") if template else _NO_TEMPLATE
-        reasons = detect(text, REASONING_SIGNS, "reasoning") if template else _NO_TEMPLATE
-        tools = _set("tool_parser", settings.tool_parser, told, tools)
-        reasons = _set("reasoning_parser", settings.reasoning_parser, told, reasons)
-        layers = []
+        known = _known() if presets is None else presets
+        preset = library.find(known, config.get("architectures") or (), text)
+        tools = _parser(settings.tool_parser, told.get("tool_parser"), preset, "tool_parser", TOOL_SIGNS, text)
+        reasons = _parser(
+            settings.reasoning_parser, told.get("reasoning_parser"), preset, "reasoning_parser", REASONING_SIGNS, text
+        )
+        layers, sampling_preset = _layers(preset, generation_config)
         if settings.default_sampling:
             origin = told.get("default_sampling", "setting")
-            layers.append(Layer(settings.default_sampling, origin, flag_name("default_sampling")))
-        sampling = SamplingDefaults.of_model(generation_config, layers)
-        presets = cls(
+            layers = [[*of_mode, Layer(settings.default_sampling, origin, "--default-sampling")] for of_mode in layers]
+        result = cls(
             tool_format=tools.name,
             reasoning=reasons.name,
             enable_thinking=settings.enable_thinking,
             switches=switches,
-            thinking=sampling,
-            plain=sampling,
+            thinking=SamplingDefaults.of_model(generation_config, layers[0]),
+            plain=SamplingDefaults.of_model(generation_config, layers[1]),
             origins=(
                 Origin("tool_parser", tools.name or "none", tools.reason),
                 Origin("reasoning_parser", reasons.name or "none", reasons.reason),
                 _thinking(settings.enable_thinking, told, switches),
+                sampling_preset,
             ),
         )
-        if switches.thinking is None and settings.enable_thinking not in (None, presets.without_switch):
+        if switches.thinking is None and settings.enable_thinking not in (None, result.without_switch):
             found = f"{str(settings.enable_thinking).lower()}, but the model's chat template has no thinking switch"
             raise ConfigError(flag_name("enable_thinking"), found, fix="leave it out")
-        return presets
+        return result
 
     @property
     def parser(self) -> ToolFormat | None:
@@ -112,12 +136,129 @@ class Presets(msgspec.Struct, frozen=True):
         """Defaults of a request whose answer reasons or does not; None: of one that says nothing of it."""
         return self.thinking if (self.thinks if thinks is None else thinks) else self.plain
 
+    def modes(self) -> dict[str, SamplingDefaults]:
+        """The sampling of each kind of answer that this model can be asked for: `thinking`, `plain`, or both."""
+        modes = {"thinking": self.thinking, "plain": self.plain}
+        if self.switches.thinking is None:
+            del modes["plain" if self.without_switch else "thinking"]
+        return modes
 
-def _set(name: str, value: str, told: Mapping[str, str], otherwise: Found) -> Found:
-    """A parser that the settings name, or the one found without them."""
-    if value == "auto":
-        return otherwise
-    return Found(None if value == "none" else value, told.get(name, "setting"))
+    def sampling_origins(self) -> list[Origin]:
+        """The defaults of all modes, for people: once where they agree."""
+        result = []
+        modes = self.modes()
+        for of_modes in zip(*(defaults.origins for defaults in modes.values()), strict=True):
+            if len({(origin.value, origin.origin) for origin in of_modes}) == 1:
+                result.append(of_modes[0])
+            else:
+                result += [
+                    Origin(f"{o.name}, {mode}", o.value, o.origin) for mode, o in zip(modes, of_modes, strict=True)
+                ]
+        return result
+
+    def ask(
+        self,
+        *,
+        enable_thinking: bool | None = None,
+        reasoning_effort: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Asked:
+        """What a request's fields of these names mean to this model's template.
+
+        Raises:
+            RequestError: naming the field: a value that nothing could take, two that contradict each other, or a wish
+                about reasoning that this model cannot fulfil.
+        """
+        variables: dict[str, Any] = {}
+        ignored = []
+        wishes: list[tuple[str, bool]] = [] if enable_thinking is None else [("enable_thinking", enable_thinking)]
+        for name, value in (chat_template_kwargs or {}).items():
+            where = f"chat_template_kwargs.{name[:60]}"
+            if name in RESERVED:
+                raise RequestError(where, "a name that the server sets", "other names; the request's own fields")
+            if name not in self.switches.names:
+                ignored.append(where)
+                continue
+            if name in THINKING_NAMES:
+                if not isinstance(value, bool):
+                    raise RequestError(where, f"a {type(value).__name__}", "true or false")
+                if self.switches.thinking is not None:
+                    wishes.append((where, value))
+            variables[name] = value
+        if reasoning_effort is not None:
+            if reasoning_effort not in EFFORTS:
+                raise RequestError("reasoning_effort", repr(reasoning_effort)[:40], ", ".join(EFFORTS))
+            if "reasoning_effort" in self.switches.names:
+                variables.setdefault("reasoning_effort", reasoning_effort)
+            elif self.switches.thinking is None:
+                ignored.append("reasoning_effort")
+            if self.switches.thinking is not None or reasoning_effort == "none":
+                wishes.append(("reasoning_effort", reasoning_effort != "none"))
+        thinks = self._thinks(wishes, ignored)
+        if self.switches.thinking is not None and (wishes or self.enable_thinking is not None):
+            variables[self.switches.thinking] = thinks
+        return Asked(variables, thinks, ignored)
+
+    def _thinks(self, wishes: Sequence[tuple[str, bool]], ignored: list[str]) -> bool:
+        if not wishes:
+            return self.thinks
+        (first, thinks), *others = wishes
+        for where, other in others:
+            if other != thinks:
+                raise RequestError(where, f"reasoning {_on(other)}, but {first} has it {_on(thinks)}", "one of the two")
+        if self.switches.thinking is None:
+            effort = first == "reasoning_effort" and "reasoning_effort" in self.switches.names
+            if thinks != self.without_switch and not effort:
+                always = "always reason" if self.without_switch else "never reason"
+                found = f"reasoning {_on(thinks)}: this model's answers {always}, its chat template has no switch"
+                raise RequestError(first, found, "the field left out")
+            ignored += [where for where, _ in wishes if where not in (*ignored, "reasoning_effort")]
+        return thinks
+
+
+def _on(thinks: bool) -> str:
+    return "on" if thinks else "off"
+
+
+@functools.cache
+def _known() -> tuple[Preset, ...]:
+    try:
+        root = kernels_root()
+    except BuildError:  # nothing of the tree was installed; parsers then come from the template
+        return ()
+    return tuple(library.read(root))
+
+
+def _parser(
+    setting: str, told: str | None, preset: Preset | None, name: str, signs: Sequence[Sign], template: str
+) -> Found:
+    """A parser that the settings name, else the preset, else the template."""
+    if setting != "auto":
+        return Found(None if setting == "none" else setting, told or "setting")
+    parser: Parser | None = getattr(preset, name, None)
+    if preset is not None and parser is not None:
+        reason = f"preset {preset.name}: {parser.reason}; {parser.source}"
+        return Found(None if parser.name == "none" else parser.name, reason)
+    if not template:
+        return Found(None, "the model has no chat template")
+    return detect(template, signs, "tool calls" if signs is TOOL_SIGNS else "reasoning")
+
+
+def _layers(preset: Preset | None, generation_config: Mapping[str, Any]) -> tuple[list[list[Layer]], Origin]:
+    """Sampling of the preset for answers that reason and for others; and whether it applies, and why."""
+    name = "sampling_preset"
+    if preset is None:
+        return [[], []], Origin(name, None, "none is known for this architecture with this chat template")
+    sampling = preset.sampling
+    if sampling is None:
+        return [[], []], Origin(name, None, f"preset {preset.name} has none")
+    if (field := sampling.overruled(generation_config)) is not None:
+        found = f"generation_config.json has {field} {generation_config[field]!r}, which is not its makers' value"
+        return [[], []], Origin(name, None, f"preset {preset.name} is left aside: {found}")
+    file = f"{preset.name}.toml"
+    modes = (("thinking", sampling.thinking), ("plain", sampling.plain))
+    layers = [[Layer(values, f"preset {preset.name}, {mode}", file)] for mode, values in modes]
+    return layers, Origin(name, preset.name, f"{sampling.reason}; {sampling.source}")
 
 
 def _thinking(setting: bool | None, told: Mapping[str, str], switches: Switches) -> Origin:

@@ -35,9 +35,10 @@ class ServerInfo(msgspec.Struct, frozen=True):
     """backend, kernel_set: what executes the model; reason: why it was chosen.
 
     start: seconds per stage of the engine's load.  memory: bytes by owner.  engine: a snapshot between two steps.
-    presets: the parsers of answers and the thinking switch, likewise.
-    config: every setting with its value and where that came from; sampling: what requests get for fields that
-        they leave out, likewise.
+    config: every setting with its value and where that came from.
+    sampling: what a request gets for fields that it leaves out, likewise; sampling_by_mode: for answers that reason
+        ("thinking") and others ("plain"), as far as the model has both.
+    presets: the parsers of answers, the thinking switch and which preset gave the sampling, likewise.
     """
 
     version: str
@@ -53,13 +54,14 @@ class ServerInfo(msgspec.Struct, frozen=True):
     engine: dict[str, Any]
     config: dict[str, Setting]
     sampling: dict[str, Setting]
+    sampling_by_mode: dict[str, dict[str, Setting]]
     presets: dict[str, Setting]
 
 
 async def server_info(_: Request, service: Service) -> Response:
     """Raises ApiError 503 while there is nothing to describe."""
     serving = service.require()
-    ready = serving.ready
+    ready, presets = serving.ready, serving.frontend.presets
     try:
         stats = await serving.engine.stats()
     except EngineUnavailableError as error:
@@ -78,8 +80,9 @@ async def server_info(_: Request, service: Service) -> Response:
             memory=dict(ready.memory),
             engine=msgspec.structs.asdict(stats),
             config=_settings(service.origins),
-            sampling=_settings(serving.frontend.defaults.origins),
-            presets=_settings(serving.frontend.presets.origins),
+            sampling=_settings(presets.sampling().origins),
+            sampling_by_mode={mode: _settings(defaults.origins) for mode, defaults in presets.modes().items()},
+            presets=_settings(presets.origins),
         )
     )
 

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import meta, nodes
+from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from atlas.errors import CheckpointError, RequestError
 from atlas.text.sandbox import Sandbox
+from atlas.text.template_names import outside_names
 
 RENDER_SECONDS = 5.0
 MAX_SOURCE = 1 << 20
@@ -42,7 +43,7 @@ class ChatTemplate:
 
     Attributes:
         source: as given.
-        variables: the names it reads that are neither its own nor special tokens.
+        variables: the names that it expects from outside, but for special tokens.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, seconds: float = RENDER_SECONDS) -> None:
@@ -61,12 +62,11 @@ class ChatTemplate:
         try:
             with self._sandbox.limits(seconds):
                 self._template = self._sandbox.from_string(source)
-                read = meta.find_undeclared_variables(self._sandbox.parse(source))
+                self.variables = outside_names(self._sandbox.parse(source)) - special_tokens.keys()
         except (jinja2.TemplateError, RecursionError) as error:
             line = getattr(error, "lineno", None)
             where = f"chat template, line {line}" if line else "chat template"
             raise CheckpointError(where, str(error), "a Jinja2 template") from None
-        self.variables = frozenset(read - special_tokens.keys())
 
     def render(
         self,

@@ -41,12 +41,12 @@ class Switches(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, template: ChatTemplate) -> Switches:
-        """Look at a template. One that fails on a plain question has no switch that could be known."""
+        """Look at a template. Where it refuses a plain question, the name of its switch has to do."""
         names = template.variables - {*RESERVED}
         takes_tools = "tools" in template.variables
         unset = _render(template)
         if unset is None:
-            return cls(names, takes_tools)
+            return cls(names, takes_tools, next((name for name in THINKING_NAMES if name in names), None))
         for name in THINKING_NAMES:
             if name in names:
                 on, off = _render(template, {name: True}), _render(template, {name: False})
