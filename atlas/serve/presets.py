@@ -19,6 +19,7 @@ from atlas.targets.tree import kernels_root
 from atlas.text.chat_template import ChatTemplate
 from atlas.text.switches import RESERVED, THINKING_NAMES, Switches
 
+EFFORT = "reasoning_effort"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Values of `reasoning_effort`: OpenAI's, and the "max" of others. A template may refuse some."""
 
@@ -159,11 +160,13 @@ class Presets(msgspec.Struct, frozen=True):
     def ask(
         self,
         *,
-        enable_thinking: bool | None = None,
-        reasoning_effort: str | None = None,
+        thinking: tuple[str, bool] | None = None,
+        effort: tuple[str, str] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Asked:
-        """What a request's fields of these names mean to this model's template.
+        """What a request's wishes mean to this model's template.
+
+        thinking, effort: the field that has it, such as `enable_thinking` or `reasoning.effort`, and its value.
 
         Raises:
             RequestError: naming the field: a value that nothing could take, two that contradict each other, or a wish
@@ -171,7 +174,7 @@ class Presets(msgspec.Struct, frozen=True):
         """
         variables: dict[str, Any] = {}
         ignored = []
-        wishes: list[tuple[str, bool]] = [] if enable_thinking is None else [("enable_thinking", enable_thinking)]
+        wishes: list[tuple[str, bool]] = [] if thinking is None else [thinking]
         for name, value in (chat_template_kwargs or {}).items():
             where = f"chat_template_kwargs.{name[:60]}"
             if name in RESERVED:
@@ -185,34 +188,43 @@ class Presets(msgspec.Struct, frozen=True):
                 if self.switches.thinking is not None:
                     wishes.append((where, value))
             variables[name] = value
-        if reasoning_effort is not None:
-            if reasoning_effort not in EFFORTS:
-                raise RequestError("reasoning_effort", repr(reasoning_effort)[:40], ", ".join(EFFORTS))
-            if "reasoning_effort" in self.switches.names:
-                variables.setdefault("reasoning_effort", reasoning_effort)
-            elif self.switches.thinking is None:
-                ignored.append("reasoning_effort")
-            if self.switches.thinking is not None or reasoning_effort == "none":
-                wishes.append(("reasoning_effort", reasoning_effort != "none"))
-        thinks = self._thinks(wishes, ignored)
-        if self.switches.thinking is not None and (wishes or self.enable_thinking is not None):
-            variables[self.switches.thinking] = thinks
+        graded = EFFORT in self.switches.names
+        if effort is not None:
+            field, level = effort
+            if level not in EFFORTS:
+                raise RequestError(field, repr(level)[:40], ", ".join(EFFORTS))
+            if graded and variables.setdefault(EFFORT, level) != level:
+                found = f"{level}, but chat_template_kwargs.{EFFORT} is {str(variables[EFFORT])[:40]}"
+                raise RequestError(field, found, "one of the two")
+            if graded or self.switches.thinking is not None or level == "none":
+                wishes.append((field, level != "none"))
+            else:
+                ignored.append(field)
+        thinks = self._thinks(wishes, ignored, graded=graded)
+        if self.switches.thinking is not None:
+            if wishes or self.enable_thinking is not None:
+                variables[self.switches.thinking] = thinks
+        elif graded and thinking is not None and EFFORT not in variables:
+            # The only way to say it to this template; there is no level that says no more than "on".
+            if thinks:
+                ignored.append(thinking[0])
+            else:
+                variables[EFFORT] = "none"
         return Asked(variables, thinks, ignored)
 
-    def _thinks(self, wishes: Sequence[tuple[str, bool]], ignored: list[str]) -> bool:
+    def _thinks(self, wishes: Sequence[tuple[str, bool]], ignored: list[str], *, graded: bool) -> bool:
         if not wishes:
             return self.thinks
         (first, thinks), *others = wishes
         for where, other in others:
             if other != thinks:
                 raise RequestError(where, f"reasoning {_on(other)}, but {first} has it {_on(thinks)}", "one of the two")
-        if self.switches.thinking is None:
-            effort = first == "reasoning_effort" and "reasoning_effort" in self.switches.names
-            if thinks != self.without_switch and not effort:
+        if self.switches.thinking is None and not graded:
+            if thinks != self.without_switch:
                 always = "always reason" if self.without_switch else "never reason"
                 found = f"reasoning {_on(thinks)}: this model's answers {always}, its chat template has no switch"
                 raise RequestError(first, found, "the field left out")
-            ignored += [where for where, _ in wishes if where not in (*ignored, "reasoning_effort")]
+            ignored += [where for where, _ in wishes]
         return thinks
 
 

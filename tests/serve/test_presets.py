@@ -24,6 +24,14 @@ def presets(template: str | None, *flags: str, config: Any = OTHER, generation_c
     return Presets.of(config, generation_config or {}, chat_template, loaded.config, loaded.origins)
 
 
+def ask(of: Presets, fields: dict[str, Any]) -> Asked:
+    """`fields` as a request has them."""
+    names = {"enable_thinking": "thinking", "reasoning_effort": "effort"}
+    return of.ask(
+        **{names.get(name, name): (name, value) if name in names else value for name, value in fields.items()}
+    )
+
+
 def told(of: Presets) -> dict[str, tuple[Any, str]]:
     return {origin.name: (origin.value, origin.origin) for origin in (*of.origins, *of.sampling_origins())}
 
@@ -98,7 +106,7 @@ def test_the_flag_of_the_thinking_switch() -> None:
     assert not off.thinks and off.sampling().temperature == 0.7
     assert told(off)["enable_thinking"] == (False, "flag")
     assert off.ask() == Asked({"enable_thinking": False}, False, [])
-    assert off.ask(enable_thinking=True) == Asked({"enable_thinking": True}, True, [])
+    assert off.ask(thinking=("enable_thinking", True)) == Asked({"enable_thinking": True}, True, [])
     on = presets(known.DEEPSEEK_V31, "--enable-thinking")
     assert on.ask() == Asked({"thinking": True}, True, [])
     assert presets(known.chatml(), "--no-enable-thinking").thinks is False
@@ -152,12 +160,18 @@ def test_the_flag_of_the_thinking_switch() -> None:
         (
             known.chatml() + "{{ reasoning_effort }}",
             {"reasoning_effort": "high"},
-            Asked({"reasoning_effort": "high"}, False, []),
+            Asked({"reasoning_effort": "high"}, True, []),
         ),
+        (
+            known.chatml() + "{{ reasoning_effort }}",
+            {"enable_thinking": False},
+            Asked({"reasoning_effort": "none"}, False, []),
+        ),
+        (known.chatml() + "{{ reasoning_effort }}", {"enable_thinking": True}, Asked({}, True, ["enable_thinking"])),
     ],
 )
 def test_what_a_request_asks_of_the_template(template: str, fields: Any, asked: Asked) -> None:
-    found = presets(template).ask(**fields)
+    found = ask(presets(template), fields)
     assert found == asked
     # What is passed on changes the prompt, or at least is read; what is reported does neither.
     chat_template = ChatTemplate(template, {})
@@ -200,7 +214,7 @@ def test_what_a_request_asks_of_the_template(template: str, fields: Any, asked: 
 )
 def test_wishes_that_cannot_be_fulfilled_are_refused(template: str, fields: Any, where: str, words: list[str]) -> None:
     with pytest.raises(RequestError) as error:
-        presets(template).ask(**fields)
+        ask(presets(template), fields)
     assert error.value.where == where
     for word in words:
         assert word in str(error.value)
