@@ -13,11 +13,15 @@ from atlas.weights import open_checkpoint
 from tests.serve.real_server import RealServer
 from tests.serve.serve_harness import eventually
 
+TEMPLATE = Path(__file__).parent / "tools.jinja"
+"""SmolLM2's own knows neither tools nor thinking. This one does, and is the same where neither is asked for."""
+
 
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[RealServer]:
     """A server that no test may damage."""
-    running = RealServer(tmp_path_factory.mktemp("clients"), smollm2_path)
+    flags = ["--chat-template", str(TEMPLATE), "--tool-parser", "hermes", "--reasoning-parser", "think"]
+    running = RealServer(tmp_path_factory.mktemp("clients"), smollm2_path, *flags)
     try:
         eventually(running.healthy, 120)
         yield running
