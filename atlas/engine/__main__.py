@@ -117,6 +117,7 @@ def load(config: EngineConfig, channel: Channel) -> Engine:
     # All else is imported here, beside the driver's start. NumPy alone takes longer than the socket takes to connect.
     start_driver(config.backend)
     from atlas.engine.engine import Engine
+    from atlas.engine.grammar import compiler_of
     from atlas.runtime.progress import WeightsBar
     from atlas.runtime.runner import Runner, RunnerOptions
     from atlas.weights import open_checkpoint
@@ -143,13 +144,18 @@ def load(config: EngineConfig, channel: Channel) -> Engine:
     # What is loaded stays until the process ends: a full collection, which steps then wait for, need not look at it.
     gc.collect()
     gc.freeze()
-    return Engine(runner)
+    return Engine(runner, compiler_of(Path(config.model)))
 
 
 def serve(channel: Channel, engine: Engine) -> None:
     """Messages and steps until the API process says so or goes away."""
+    prepared = False
     while not channel.closed:
-        for message in channel.receive(wait=not engine.busy):
+        received = channel.receive(wait=prepared and not engine.busy)
+        if not (prepared or received or engine.busy):
+            engine.prepare()  # in the first idle moment: a start is not longer for it, nor the first grammar's answer
+            prepared = True
+        for message in received:
             match message:
                 case messages.Submit(request_id=request_id, prompt=prompt, sampling=sampling):
                     try:

@@ -5,21 +5,28 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from time import perf_counter
 
+from atlas.engine.constraint import Constraint, Masks
+from atlas.engine.grammar import Compiler
 from atlas.engine.kv_cache import BlockPool
 from atlas.engine.messages import FinishReason, SamplingParams, SequenceOutput, Stats, Timing, TokenLogprobs
 from atlas.engine.sampling import check
-from atlas.engine.sampling_state import bias_row, count_row, token_mask
+from atlas.engine.sampling_state import bias_row, count_row, token_masks
 from atlas.engine.scheduler import Plan, Scheduler
 from atlas.engine.sequence import Sequence
 from atlas.engine.step_builder import LogitRows, SlotParameters, fill
 from atlas.engine.work import WorkCount
-from atlas.errors import RequestError
+from atlas.errors import AtlasError, RequestError
+from atlas.runtime.backend import Array
 from atlas.runtime.flight import InFlight
 from atlas.runtime.runner import Logprobs, Runner
 
 _log = logging.getLogger(__name__)
+
+_COMPILE_WAIT = 0.005
+"""Seconds for which a step that has nothing else to do waits for a grammar."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +41,13 @@ class Engine:
     """Serves sequences with one runner. Not thread-safe: its owner calls it from one loop.
 
     Where the runner can work ahead (`Runner.ahead`), a step is submitted before the tokens of the one before it
-    are known: they reach it on the device. So a sequence that a stop token ends has one row computed in vain.
+    are known: they reach it on the device. So a sequence that a stop token ends has one row computed in vain. Where a
+    row's mask depends on them, its step is submitted in halves: the host learns the tokens and makes the mask while the
+    device runs the forward program, and steps without such a row are as if there were none.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, compiler: Compiler | None = None) -> None:
+        """compiler: of grammars for this model's tokenizer; None: requests with a grammar are refused."""
         limits = runner.limits
         self.runner = runner
         self.pool = BlockPool(limits.n_blocks)
@@ -58,11 +68,21 @@ class Engine:
         self._work = WorkCount()
         self._sequences: dict[str, Sequence] = {}
         self._submitted: deque[_Step] = deque()
+        self._compiler, self._masks = compiler, Masks()
+        self._compiling: dict[Sequence, Future[Constraint]] = {}
+        # Started when first used. A grammar that takes long to compile keeps no mask waiting.
+        self._compile = ThreadPoolExecutor(2, thread_name_prefix="atlas-grammar")
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="atlas-masks")
 
     @property
     def busy(self) -> bool:
         """Some request is unfinished, or the device is."""
         return bool(self._sequences or self._submitted)
+
+    def prepare(self) -> None:
+        """Make ready what the first grammar would wait for, while nothing else can run."""
+        if self._compiler is not None and not self._compiler.ready:
+            self._compiler.prepare()
 
     def add(self, request_id: str, prompt: list[int], sampling: SamplingParams) -> None:
         """Queue a request.
@@ -82,41 +102,64 @@ class Engine:
             bad = next(token for token in prompt if not 0 <= token < vocab)
             raise RequestError("prompt", f"token id {bad}", f"0..{vocab - 1}")
         check(sampling, vocab)
-        for name in ("grammar", "thinking"):
-            if getattr(sampling, name) is not None:
-                raise RequestError(name, "given", "nothing yet: this engine cannot do it")
+        if sampling.grammar is not None and self._compiler is None:
+            raise RequestError("grammar", "given", "nothing: this model has no tokenizer that it could be compiled for")
         sequence = Sequence(request_id, len(prompt), list(prompt), sampling)
         self._sequences[request_id] = sequence
+        if sampling.grammar is not None:
+            self._compiling[sequence] = self._compile.submit(self._constraint, sampling)
+            return
+        if sampling.thinking is not None and sampling.thinking.budget is not None:
+            sequence.constraint = Constraint(sampling)
         self.scheduler.add(sequence)
+
+    def _constraint(self, sampling: SamplingParams) -> Constraint:
+        assert self._compiler is not None and sampling.grammar is not None
+        return Constraint(sampling, self._compiler.matcher(sampling.grammar), self._compiler.end)
 
     def abort(self, request_id: str) -> None:
         """Drop a request; its blocks are free on return. An unknown or finished id is ignored."""
         sequence = self._sequences.pop(request_id, None)
-        if sequence is not None:
+        if sequence is not None and self._compiling.pop(sequence, None) is None:
             self.scheduler.remove(sequence)
 
     def step(self) -> list[SequenceOutput]:
         """Submit the next step, if there is one, and return what the oldest one produced once enough are in flight."""
+        outputs = self._compiled() if self._compiling else []
         began = perf_counter()
         plan = self.scheduler.schedule(drained=not self._submitted)
         if plan is not None and plan.chunks:
-            self._submit(plan, began)
+            outputs += self._submit(plan, began)
             if len(self._submitted) <= self.runner.ahead:
-                return []
-        return self._collect() if self._submitted else []
+                return outputs
+        if self._submitted:
+            return outputs + self._collect()
+        if self._compiling and not outputs:
+            wait(self._compiling.values(), _COMPILE_WAIT, FIRST_COMPLETED)
+        return outputs
 
-    def _submit(self, plan: Plan, began: float) -> None:
+    def _compiled(self) -> list[SequenceOutput]:
+        """Queue the sequences whose grammars are compiled; those whose cannot be end."""
+        outputs = []
+        for sequence, future in [item for item in self._compiling.items() if item[1].done()]:
+            del self._compiling[sequence]
+            try:
+                sequence.constraint = future.result()
+            except AtlasError as error:  # a grammar that is none, or a checkpoint without a tokenizer
+                del self._sequences[sequence.request_id]
+                outputs.append(SequenceOutput(sequence.request_id, [], "error", str(error)))
+            else:
+                self.scheduler.add(sequence)
+        return outputs
+
+    def _submit(self, plan: Plan, began: float) -> list[SequenceOutput]:
+        """Submit a step. Returns what earlier ones produced, if its masks have to wait for that."""
         for chunk in plan.chunks:
             if not chunk.sequence.slot_ready:
                 self._prepare_slot(chunk.sequence)
         rows = fill(self.runner.block, plan.chunks, self._slots, plan.phase)
-        vocab = self.runner.config.shape.vocab_size
-        masks = [token_mask(sequence, vocab) for sequence in rows.masked]
-        filled = perf_counter()
-        in_flight = self.runner.submit(masks, rows.logprobs)
-        submitted = perf_counter()
-        self._submitted.append(_Step(in_flight, rows))
-        self.steps += 1
+        late = [sequence for sequence, _ in rows.masked if sequence.constraint is not None]
+        masks = self._mask_rows(rows) if rows.masked and not late else ()
         n_rows = 0
         for chunk in plan.chunks:
             sequence, samples = chunk.sequence, chunk.samples
@@ -125,8 +168,31 @@ class Engine:
             if samples:
                 sequence.length += 1
                 sequence.last_token_on_device = True
-        self._work.submitted(n_rows, len(plan.chunks), submitted - filled)
-        self._work.schedule += filled - began + perf_counter() - submitted
+        outputs: list[SequenceOutput] = []
+        filled, elsewhere = perf_counter(), 0.0
+        if not late:
+            in_flight = self.runner.submit(masks, rows.logprobs)
+        else:
+            known = all(sequence.length == len(sequence.tokens) + 1 for sequence in late)
+            made = self._beside.submit(self._mask_rows, rows) if known else None
+            self.runner.begin()
+            begun = perf_counter()
+            while self._submitted and not known:
+                outputs += self._collect()
+            masks = self._mask_rows(rows) if made is None else made.result()
+            elsewhere = perf_counter() - begun
+            in_flight = self.runner.end(masks, rows.logprobs)
+        submitted = perf_counter()
+        self._submitted.append(_Step(in_flight, rows))
+        self.steps += 1
+        self._work.submitted(n_rows, len(plan.chunks), submitted - filled - elsewhere)
+        self._work.schedule += filled - began
+        return outputs
+
+    def _mask_rows(self, rows: LogitRows) -> Array:
+        """The masks of a step, all of whose sequences' tokens are known."""
+        vocab = 0 if self._compiler is None or not self._compiler.ready else self._compiler.tokenizer.vocab_size
+        return token_masks(rows.masked, self.runner.config.shape.vocab_size, self._masks, vocab)
 
     def _collect(self) -> list[SequenceOutput]:
         """Wait for the oldest step. What it brings to a request that has ended meanwhile is dropped."""
@@ -142,8 +208,12 @@ class Engine:
                 continue
             target = targets.get(i)
             report = _report(logprobs, i, sequence, token, target) if logprobs is not None else None
-            if not 0 <= token < vocab:  # INVALID_TOKEN
-                outputs.append(self._fail(sequence, target))
+            if target is None and sequence.constraint is not None and sequence.constraint.fault:
+                outputs.append(self._fail(sequence, sequence.constraint.fault))
+            elif not 0 <= token < vocab:  # INVALID_TOKEN
+                position = len(sequence.tokens) if target is None else target
+                error = f"the model's logits at position {position} are not finite numbers; no token can be chosen"
+                outputs.append(self._fail(sequence, error))
             elif target is None:
                 outputs.append(self._append(sequence, token, () if report is None else (report,), tuple(prompt)))
             else:
@@ -169,11 +239,9 @@ class Engine:
         sequence.slot_ready = True
         sequence.started = sequence.started or perf_counter()
 
-    def _fail(self, sequence: Sequence, target: int | None) -> SequenceOutput:
-        """End a sequence whose logits are no numbers."""
+    def _fail(self, sequence: Sequence, error: str) -> SequenceOutput:
+        """End a sequence that cannot go on."""
         self._finish(sequence)
-        position = len(sequence.tokens) if target is None else target
-        error = f"the model's logits at position {position} are not finite numbers; no token can be chosen"
         return SequenceOutput(sequence.request_id, [], "error", error)
 
     def _append(
@@ -189,9 +257,17 @@ class Engine:
         if params.max_tokens == 0:
             self._finish(sequence)
             return SequenceOutput(sequence.request_id, [], "length", prompt_logprobs=prompt, timing=timing)
+        constraint = sequence.constraint
+        if constraint is not None and constraint.finished:  # before this token, which only stood for the end
+            self._finish(sequence)
+            return SequenceOutput(sequence.request_id, [], "stop", prompt_logprobs=prompt, timing=timing)
         sequence.tokens.append(token)
         reason: FinishReason | None = None
         if token in params.stop_token_ids:
+            reason = "stop"
+        elif constraint is not None and constraint.accept((token,)) == 0:
+            return self._fail(sequence, f"token {token} was chosen although its mask forbids it")
+        elif constraint is not None and constraint.finished:
             reason = "stop"
         elif (
             len(sequence.tokens) - sequence.prompt_length >= params.max_tokens

@@ -6,19 +6,29 @@ import functools
 
 import numpy as np
 
+from atlas.engine.constraint import Masks
 from atlas.engine.sampling import SamplingParams
 from atlas.engine.sequence import Sequence
 from atlas.ops.adjust_logits import COUNT_PROMPT
 from atlas.runtime.backend import Array
 
 
-def token_mask(sequence: Sequence, vocab: int) -> Array:
-    """Which tokens may come next, as bits: uint32 [ceil(vocab / 32)], bit v % 32 of word v // 32.
+def token_masks(masked: list[tuple[Sequence, int]], vocab: int, masks: Masks, matched_vocab: int) -> Array:
+    """Which tokens may come next, as bits: uint32 [len(masked), ceil(vocab / 32)], bit v % 32 of word v // 32.
 
-    Everything that forbids tokens meets here, so that a sequence has one mask.
+    Everything that forbids tokens meets here, so that a row has one mask.
+
+    masked: sequences, each with the tokens that it had generated before.  matched_vocab: tokens of the tokenizer.
     """
-    early = sequence.generated < sequence.sampling.min_tokens
-    return _all_but(sequence.sampling.stop_token_ids if early else (), vocab)
+    rows = np.empty((len(masked), -(-vocab // 32)), np.uint32)
+    rows[:] = _all_but((), vocab)
+    masks.fill(rows, [sequence.constraint for sequence, _ in masked], matched_vocab)
+    for row, (sequence, generated) in zip(rows, masked, strict=True):
+        if generated < sequence.sampling.min_tokens:
+            later = row & _all_but(sequence.sampling.stop_token_ids, vocab)
+            if later.any():  # else a grammar's text is complete, and nothing but an end can follow
+                row[:] = later
+    return rows
 
 
 @functools.lru_cache(maxsize=64)  # most requests to a model forbid the same tokens, step after step

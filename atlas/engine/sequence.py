@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+from atlas.engine.constraint import Constraint
 from atlas.engine.messages import SamplingParams
 from atlas.runtime.backend import Array
 from atlas.targets.shape import KV_BLOCK_SIZE
@@ -31,6 +32,7 @@ class Sequence:
     table: `blocks` as an int32 array.
     prompt_reported: leading prompt tokens whose log-probabilities need not be sent: they were, or nobody can
         say (the first). A sequence that is computed again after a preemption reports nothing twice.
+    constraint: what its next token may be, from the tokens so far; None: it is free.
     arrived, started: when the engine got it, and when it was first given a slot (0: it was not), on `perf_counter`.
     """
 
@@ -47,6 +49,7 @@ class Sequence:
     last_token_on_device: bool = False
     slot_ready: bool = False
     prompt_reported: int = 1
+    constraint: Constraint | None = None
     arrived: float = dataclasses.field(default_factory=time.perf_counter)
     started: float = 0.0
     table: Array = dataclasses.field(default_factory=lambda: _NO_BLOCKS, repr=False)
@@ -94,7 +97,9 @@ class Sequence:
 
     @property
     def masked(self) -> bool:
-        """The next token is chosen under a mask that the host delivers: see `sampling_state.token_mask`."""
+        """The next token is chosen under a mask that the host delivers: see `sampling_state.token_masks`."""
+        if self.constraint is not None and self.constraint.applies(self.generated):
+            return True
         return self.generated < self.sampling.min_tokens and bool(self.sampling.stop_token_ids)
 
     def restart(self) -> None:

@@ -59,13 +59,14 @@ class LogitRows:
 
     sequences: whose they are; those of one sequence stand together and in order of position.
     targets: row -> position of the prompt token whose log-probability is wanted. From other rows a token is sampled.
-    masked: sequences with a mask that has to be delivered before sampling, in the order of the masks.
+    masked: sequences with a mask that has to be delivered before sampling, in the order of the masks, each with the
+        tokens that it has generated before this step.
     logprobs: some row wants log-probabilities.
     """
 
     sequences: list[Sequence] = dataclasses.field(default_factory=list)
     targets: dict[int, int] = dataclasses.field(default_factory=dict)
-    masked: list[Sequence] = dataclasses.field(default_factory=list)
+    masked: list[tuple[Sequence, int]] = dataclasses.field(default_factory=list)
     logprobs: bool = False
 
 
@@ -107,7 +108,7 @@ def fill(block: StepBlock, chunks: List[Chunk], slots: SlotParameters, phase: in
             owners.append(slots.reporting)
         if sampled:
             if sequence.masked:
-                logits.masked.append(sequence)
+                logits.masked.append((sequence, sequence.generated))
                 masks.append(len(logit_rows))
             logits.sequences.append(sequence)
             logit_rows.append(first + chunk.rows - 1)

@@ -17,6 +17,7 @@ import numpy as np
 
 from atlas.config import offline_config
 from atlas.engine.engine import Engine
+from atlas.engine.grammar import compiler_of
 from atlas.engine.messages import Stats
 from atlas.engine.sampling_defaults import SamplingDefaults
 from atlas.errors import CheckpointError, RequestError
@@ -88,7 +89,7 @@ class LLM:
         self.max_context, self.vocab_size = runner.max_context, runner.config.shape.vocab_size
         self.backend, self.kernel_set = runner.backend.describe(), runner.choice.name
         self._n_seqs, self._n_blocks = runner.limits.n_seqs, runner.limits.n_blocks
-        self.engine_thread = EngineThread(Engine(runner))
+        self.engine_thread = EngineThread(Engine(runner, compiler_of(path)))
         # Not __del__: a finaliser also runs when the interpreter exits, before threads are frozen.
         self._finalizer = weakref.finalize(self, self.engine_thread.close)
 

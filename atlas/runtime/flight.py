@@ -46,20 +46,18 @@ class Step:
 
 class Place:
     """A place on the device for a step's block and results, and the programs loaded for it: `forward` and `sample`, and
-    where graphs are made both as one: `step`, and `plain` for steps that ask for nothing of ON_REQUEST."""
+    where graphs are made both as one, `plain`, for steps that ask for nothing of ON_REQUEST."""
 
     def __init__(self, backend: Backend, forward: BoundProgram, sample: BoundProgram, index: int, graphs: bool) -> None:
         self.plan = forward.plan.at(index)
         here = [dataclasses.replace(program, plan=self.plan) for program in (forward, sample)]
         self.forward, self.sample = map(backend.load, here)
-        self.step: Step | None = None
+        self.plain: Step | None = None
         if graphs:
             launches = forward.program.launches + sample.program.launches
             plain = tuple(launch for launch in launches if launch.key.op not in ON_REQUEST)
-            self.step, self.plain = (
-                Step(backend.load(dataclasses.replace(here[0], program=Program("step", made))), len(made))
-                for made in (launches, plain)
-            )
+            program = dataclasses.replace(here[0], program=Program("step", plain))
+            self.plain = Step(backend.load(program), len(plain))
 
 
 class Slot:
@@ -84,10 +82,10 @@ class Slot:
         """Host memory of the slot."""
         return self.block.nbytes + sum(pinned.array.nbytes for pinned in self._pinned.values())
 
-    def deliver(self, masks: Sequence[Array]) -> None:
+    def deliver(self, masks: Sequence[Array] | Array) -> None:
         """Copy masks to where the step finds them. Runs from now on wait for them."""
         pinned = self._pinned[MASK]
-        np.stack(masks, out=pinned.array[: len(masks)])
+        np.stack([*masks], out=pinned.array[: len(masks)])
         self._backend.upload(self.place.plan.offsets[MASK], pinned.memory[: pinned.array[: len(masks)].nbytes])
         self._backend.order_runs()
 

@@ -20,6 +20,7 @@ from atlas.runtime.kernel_set import Choice
 from atlas.runtime.limits import kv_block_bytes, kv_budget, limits_of, nbytes
 from atlas.runtime.memory_plan import MemoryPlan
 from atlas.runtime.options import RunnerOptions as RunnerOptions
+from atlas.runtime.program import Program
 from atlas.runtime.recording import Recording
 from atlas.runtime.step import PHASE_DECODE, PHASE_PREFILL, Limits, StepBlock
 from atlas.targets.shape import KV_BLOCK_SIZE, Shard
@@ -206,10 +207,10 @@ class Runner:
     def capture(self, buckets: Iterable[int]) -> None:
         """Record the graphs that decode steps of up to so many rows are replayed from."""
         for place in self._places:
-            assert place.step is not None
+            assert place.plain is not None
             for rows in buckets:
-                for step in (place.step, place.plain):
-                    self.backend.capture(step.handle, PHASE_DECODE, rows)
+                for handle in (place.forward, place.sample, place.plain.handle):
+                    self.backend.capture(handle, PHASE_DECODE, rows)
 
     def warm_up(self, phase: int = PHASE_PREFILL, rows: int = 1) -> None:
         """Run one step of `rows` sequences of one row, so that nothing is loaded or touched first by a request. Leaves
@@ -230,26 +231,41 @@ class Runner:
         self.collect(self.submit(logprobs=phase == PHASE_PREFILL))  # once all launches, and then those of most steps
         block.set_phase(PHASE_PREFILL)
 
-    def submit(self, masks: Sequence[Array] = (), logprobs: bool = False) -> InFlight:
+    def submit(self, masks: Sequence[Array] | Array = (), logprobs: bool = False) -> InFlight:
         """Start the step that `block` describes; `block` is then the next one's. At most `ahead` + 1 may be in flight.
 
         masks: rows to deliver, as `deliver_mask` takes them.  logprobs: whether some row asks for them.
         """
         slot, rows = self._slots[self._next], self.block.symbols()["n_logits"]
-        place, before = slot.place, self._slots[self._next - 1].place
-        self.backend.begin_step(place.plan.offsets["step.header"], slot.memory, slot.block.used_bytes())
-        if masks:
-            if place is before:
+        plain = slot.place.plain
+        if rows == 0 or plain is None or logprobs or len(masks) or np.any(slot.block.logit_adjust[:rows]):
+            self.begin()
+            return self.end(masks, logprobs)
+        self.backend.begin_step(slot.place.plan.offsets["step.header"], slot.memory, slot.block.used_bytes())
+        self.backend.run(plain.handle, 0, plain.launches)
+        return self._submitted(logprobs)
+
+    def begin(self) -> None:
+        """The first half of `submit`: everything before masks. `end` must follow; steps in flight may be collected
+        between the two."""
+        slot = self._slots[self._next]
+        self.backend.begin_step(slot.place.plan.offsets["step.header"], slot.memory, slot.block.used_bytes())
+        self.backend.run(slot.place.forward, 0, len(self.forward_program.launches))
+
+    def end(self, masks: Sequence[Array] | Array = (), logprobs: bool = False) -> InFlight:
+        """The second half of `submit`, whose arguments it takes."""
+        slot, rows = self._slots[self._next], self.block.symbols()["n_logits"]
+        if len(masks):
+            if slot.place is self._slots[self._next - 1].place:
                 self.backend.order_uploads()  # the step before may still read its masks there
             slot.deliver(masks)
-        if rows and place.step is not None:
-            asks = logprobs or np.any(slot.block.logit_adjust[:rows])
-            step = place.step if asks else place.plain
-            self.backend.run(step.handle, 0, step.launches)
-        else:
-            self.backend.run(place.forward, 0, len(self.forward_program.launches))
-            if rows:
-                self.backend.run(place.sample, 0, len(self.sample_program.launches))
+        if rows:
+            self.backend.run(slot.place.sample, 0, len(self.sample_program.launches))
+        return self._submitted(logprobs)
+
+    def _submitted(self, logprobs: bool) -> InFlight:
+        """Have the results of the step copied; the next slot is then the one to fill."""
+        slot, rows = self._slots[self._next], self.block.symbols()["n_logits"]
         self._next = (self._next + 1) % len(self._slots)
         if rows:
             for name in (*TOKENS, *(LOGPROBS if logprobs else ())):
@@ -327,10 +343,11 @@ class Runner:
     def run_growing(self, repeats: int) -> list[float]:
         """Run the step's first launch, its first two, and so on. Returns by how many seconds each makes the step
         longer, with what overlaps: for debugging, `cuda` only."""
-        step = self._here.step
-        assert isinstance(self.backend, core.CoreBackend) and step is not None
+        assert isinstance(self.backend, core.CoreBackend)
+        whole = dataclasses.replace(self._bound, plan=self.plan, program=Program("step", self._launches))
+        handle = self.backend.load(whole)
         self.backend.begin_step(self.plan.offsets["step.header"], self.step_memory, self.block.used_bytes())
-        total = [self.backend.run_seconds(step.handle, 0, end + 1, repeats) for end in range(len(self._launches))]
+        total = [self.backend.run_seconds(handle, 0, end + 1, repeats) for end in range(len(self._launches))]
         return [after - before for before, after in zip([0.0, *total], total, strict=False)]
 
     def write(self, name: str, values: Array | BlockArray) -> None:

@@ -97,7 +97,7 @@ print(play(step.PHASE_PREFILL, 3), play(step.PHASE_DECODE, 1, [mask]))
 
 
 def test_decode_steps_are_replayed_and_others_launched(fake_driver: Path, tmp_path: Path) -> None:
-    """A GPU's default sizes; one graph a decode step, also of one with a mask; prompts are launched."""
+    """A GPU's default sizes; one graph a decode step, two where a mask comes between; prompts are launched."""
     model = tiny_model.write(tmp_path / "model")
     pack = kernel_pack(model, tmp_path / "kernels.atlaspack")
     code = f"import sys\nsys.argv_pack, sys.argv_model = {str(pack)!r}, {str(model)!r}\n"
@@ -106,7 +106,7 @@ def test_decode_steps_are_replayed_and_others_launched(fake_driver: Path, tmp_pa
     first, second = output.splitlines()[-2:]
     stages = ["configure", "memory", "weights", "programs", "graphs", "warm up"]
     assert first == f"{stages} 256 8192 256"
-    assert second == "(1, False, 0) (1, False, 0) (0, True, 0) (1, False, 0)"
+    assert second == "(1, False, 0) (1, False, 0) (0, True, 0) (2, False, 0)"
 
 
 ONE_PHASE = """

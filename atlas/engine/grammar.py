@@ -1,0 +1,181 @@
+"""Grammars as matchers: what a text in a grammar may go on with, in a model's tokens. By llguidance.
+
+Compiling is bounded in memory and time by `LIMITS`: it spends fuel, and runs out of it with an error. It releases the
+interpreter lock; making a `Compiler`'s tokenizer does not, and takes about 0.3 s for 50,000 tokens and 3 s for
+260,000.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atlas.engine.sampling import Grammar
+from atlas.errors import AtlasError, RequestError
+
+# The libraries are imported where they are used: a start does not wait for them.
+if TYPE_CHECKING:
+    import llguidance
+
+MAX_TEXT_BYTES = 256 << 10
+MAX_CHOICES = 10_000
+CACHED = 128
+"""Compiled grammars that are kept, the last used ones."""
+
+WHITESPACE = r" |\n(?: {0,32}|\t{0,8})"
+"""What may stand between two parts of a JSON text: nothing, a space, or a new line with indentation. Bounded, because
+small models that are allowed to write whitespace without end do so."""
+
+_JSON: Any = {"whitespace_pattern": WHITESPACE, "lenient": False}
+
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,  # about 50,000 are spent in a millisecond
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_items_in_row": 2_000,
+    "max_lexer_states": 50_000,  # of 1 to 2 KB each
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
+
+
+class Compiler:
+    """Matchers of grammars over one tokenizer. May be used by several threads.
+
+    tokenizer: gives the llguidance tokenizer, when it is first needed.
+    """
+
+    def __init__(self, tokenizer: Callable[[], llguidance.LLTokenizer]) -> None:
+        self._make = tokenizer
+        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._failed = False
+        self._cache: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
+        self._lock, self._making = threading.Lock(), threading.Lock()
+
+    @property
+    def tokenizer(self) -> llguidance.LLTokenizer:
+        """The tokenizer, made now if it was not. Its vocabulary is the tokenizer's own: a model's may be larger."""
+        with self._making:
+            if self._tokenizer is None:
+                self._tokenizer = self._make()
+            return self._tokenizer
+
+    @property
+    def end(self) -> int | None:
+        """The token that a matcher allows where its text may end; None if that token has a text."""
+        token = self.tokenizer.eos_token
+        return token if self.tokenizer.is_special_token(token) else None
+
+    @property
+    def ready(self) -> bool:
+        """Nothing is left for `prepare` to do."""
+        return self._tokenizer is not None or self._failed
+
+    def prepare(self) -> None:
+        """Make the tokenizer, if it can be; why it cannot is told to whoever needs it."""
+        try:
+            _ = self.tokenizer
+        except (AtlasError, ValueError):
+            self._failed = True
+
+    def matcher(self, grammar: Grammar) -> llguidance.LLMatcher:
+        """A matcher at the beginning of `grammar`, the caller's own.
+
+        Raises:
+            RequestError: what is wrong with it, or that it is too large or too expensive. `where` is "grammar".
+        """
+        with self._lock:
+            compiled = self._cache.get(grammar)
+            if compiled is not None:
+                self._cache.move_to_end(grammar)
+                return compiled.deep_copy()
+        import llguidance
+
+        compiled = llguidance.LLMatcher(
+            self.tokenizer, source(grammar), log_level=0, limits=llguidance.LLParserLimits(**LIMITS)
+        )
+        if compiled.is_error():
+            raise RequestError("grammar", _one_line(compiled.get_error()), f"a {grammar.syntax} that can be followed")
+        with self._lock:
+            self._cache[grammar] = compiled
+            if len(self._cache) > CACHED:
+                self._cache.popitem(last=False)
+        return compiled.deep_copy()
+
+
+def source(grammar: Grammar) -> str:
+    """The grammar as llguidance takes it.
+
+    Raises:
+        RequestError: it is too large, or no text of its syntax. What `LLMatcher` finds is not looked for.
+    """
+    if (size := len(grammar.text.encode(errors="surrogatepass"))) > MAX_TEXT_BYTES:
+        raise RequestError("grammar", f"{size} bytes", f"at most {MAX_TEXT_BYTES}")
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+    try:
+        match grammar.syntax:
+            case "json_object":
+                return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON)
+            case "json_schema":
+                return LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON)
+            case "regex":
+                return LLMatcher.grammar_from_regex(grammar.text)
+            case "choice":
+                return LLMatcher.grammar_from_lark(_alternatives(grammar.text))
+            case "gbnf":
+                return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.text))
+            case _:
+                return LLMatcher.grammar_from_lark(grammar.text)
+    except GbnfToLarkError as error:
+        raise RequestError("grammar", _one_line(str(error)), "a grammar as llama.cpp writes it") from None
+    except (ValueError, RecursionError, UnicodeEncodeError) as error:
+        raise RequestError("grammar", _one_line(str(error)), f"a {grammar.syntax}") from None
+
+
+def compiler_of(path: Path) -> Compiler:
+    """Of the checkpoint at `path`, whose tokenizer is read when a grammar is first asked for.
+
+    Its methods raise CheckpointError, then, where it has none that can be used.
+    """
+
+    def read() -> llguidance.LLTokenizer:
+        from atlas.tokenizer.tokenizer import end_ids
+        from atlas.weights import open_checkpoint
+
+        with open_checkpoint(path) as checkpoint:
+            ends = end_ids(checkpoint.generation_config, checkpoint.config)
+            return tokenizer_of(checkpoint.tokenizer_files().tokenizer_json, ends)
+
+    return Compiler(read)
+
+
+def tokenizer_of(document: str, ends: Iterable[int]) -> llguidance.LLTokenizer:
+    """Of a `tokenizers` document, with one of the model's end tokens: where a matcher allows it, its text may end."""
+    import llguidance
+
+    first = next(iter(ends), None)
+    try:
+        return llguidance.LLTokenizer(document, eos_token=first)
+    except ValueError:  # an id that the tokenizer does not have
+        return llguidance.LLTokenizer(document)
+
+
+def _alternatives(text: str) -> str:
+    """A JSON array of strings as a Lark grammar. Lark's strings are JSON's."""
+    choices = json.loads(text)
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
+        raise RequestError("grammar", repr(text)[:60], "a JSON array of at least one string")
+    if len(choices) > MAX_CHOICES:
+        raise RequestError("grammar", f"{len(choices)} choices", f"at most {MAX_CHOICES}")
+    return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
+
+
+def _one_line(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= 400 else words[:397] + "..."
