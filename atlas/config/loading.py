@@ -79,6 +79,7 @@ _METAVARS = {
     "api_key": "KEY",
     "allowed_host": "HOST",
     "cors_origin": "ORIGIN",
+    "served_model_name": "NAME",
     "chat_template": "FILE",
     "default_sampling": "JSON",
 }

@@ -69,6 +69,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return msgspec.json.decode(data, type=cls)
 
 
+ANY_NAME = "*"
+"""As a served name: whatever clients call the model. Agent tools ask for names of models that they know."""
+
+
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of `python -m atlas.serve`. The description of a field is its help text."""
 
@@ -78,8 +82,12 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     host: Annotated[str, Meta(min_length=1, description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")] = 8000
     served_model_name: Annotated[
-        str | None, Meta(description="name of the model in the API; unset: MODEL, without its folder")
-    ] = None
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(
+            description="name of the model in the API, or several, of which answers say the first; * takes any name; "
+            "unset: MODEL, without its folder"
+        ),
+    ] = ()
     chat_template: Annotated[
         str | None, Meta(description="file with a Jinja2 chat template, in place of the model's own")
     ] = None
@@ -217,12 +225,21 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def model_name(self) -> str:
-        """The name under which the API knows the model."""
-        if self.served_model_name:
-            return self.served_model_name
+        """The name by which the API calls the model."""
+        return self.model_names[0]
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All names under which the API knows the model."""
+        if names := tuple(name for name in self.served_model_name if name != ANY_NAME):
+            return names
         path = Path(self.model).expanduser()
         # A catalogue name or a Hugging Face id is itself the name; of a path, only the end means anything.
-        return path.resolve().name.removesuffix(".gguf") if path.exists() else self.model
+        return (path.resolve().name.removesuffix(".gguf") if path.exists() else self.model,)
+
+    def serves(self, name: str) -> bool:
+        """Whether a request for the model `name` is one for this model."""
+        return name in self.model_names or name == self.model or ANY_NAME in self.served_model_name
 
     def engine(self, model_path: Path) -> EngineConfig:
         """The engine's part, once it is known where the model's files are."""

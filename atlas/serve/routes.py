@@ -55,17 +55,18 @@ async def _live(_: Request, __: Service) -> Response:
 
 
 async def _models(_: Request, service: Service) -> Response:
-    return json_response(ModelList([_card(service)]))
+    return json_response(ModelList([_card(service, name) for name in service.config.model_names]))
 
 
 async def _model(request: Request, service: Service) -> Response:
-    service.check_model(request.path_params["model"])
-    return json_response(_card(service))
+    name: str = request.path_params["model"]
+    service.check_model(name)
+    return json_response(_card(service, name if name in service.config.model_names else service.config.model_name))
 
 
-def _card(service: Service) -> ModelCard:
+def _card(service: Service, name: str) -> ModelCard:
     serving = service.require()
-    return ModelCard(id=service.config.model_name, created=service.created, max_model_len=serving.ready.max_context)
+    return ModelCard(id=name, created=service.created, max_model_len=serving.ready.max_context)
 
 
 @functools.cache
@@ -197,7 +198,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         method="GET",
         path="/v1/models",
         handler=_models,
-        summary="The models that are served: one.",
+        summary="The model that is served, under each of its names.",
         tag="OpenAI",
         answers={200: ModelList},
     ),

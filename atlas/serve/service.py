@@ -96,9 +96,9 @@ class Service:
         return max(1, min(60, math.ceil(seconds)))
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError 404 unless `name` is the served model (or left out)."""
-        if name is not None and name not in (self.config.model_name, self.config.model):
-            message = f"model: {name[:200]!r} is not served; accepted: {self.config.model_name}"
+        """Raises ApiError 404 unless `name` is one of the served model's (or left out)."""
+        if name is not None and not self.config.serves(name):
+            message = f"model: {name[:200]!r} is not served; accepted: {', '.join(self.config.model_names)[:400]}"
             raise ApiError(404, "model_not_found", message, "model")
 
     def report_ignored(self, fields: Iterable[str]) -> dict[str, str]:

@@ -123,7 +123,12 @@ def test_model_names(tmp_path: Path) -> None:
         "smollm2": "smollm2",
     }
     assert {model: ServeConfig(model=model).model_name for model in names} == names
-    assert ServeConfig(model=str(file), served_model_name="x").model_name == "x"
+    assert ServeConfig(model=str(file), served_model_name=("x", "y")).model_name == "x"
+    several = ServeConfig(model=str(file), served_model_name=("x", "y"))
+    assert several.model_names == ("x", "y") and several.serves("y") and several.serves(str(file))
+    assert not several.serves("Tiny.Q4") and not several.serves("*")
+    any_name = ServeConfig(model=str(file), served_model_name=("*",))
+    assert any_name.model_names == ("Tiny.Q4",) and any_name.serves("claude-sonnet-4-5") and any_name.serves("*")
 
 
 def test_the_models_own_defaults() -> None:

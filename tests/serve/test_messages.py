@@ -446,6 +446,16 @@ def test_a_client_that_goes_away(server: RunningServer) -> None:
     assert eventually(lambda: server.events("abort")[before:])[-1]["known"]
 
 
+def test_names_of_models_that_are_not_ours(start: Start) -> None:
+    flags = [flag for name in ("own", "*", "other") for flag in ("--served-model-name", name)]
+    server = start(*flags).wait_ready()
+    for name in ("own", "other", "claude-of-some-day"):
+        message = client(server).messages.create(**{**fields_of(None, {}), "model": name})
+        assert message.model == "own" and message.content
+    assert [model.id for model in server.openai().models.list()] == ["own", "other"]
+    assert server.openai().models.retrieve("other").id == "other"
+
+
 def test_keys(start: Start) -> None:
     server = start("--api-key", "sk-atlas").wait_ready()
     here = client(server)
