@@ -31,7 +31,7 @@ from bench.stub_engine import MARK
 ROOT = Path(__file__).parents[1]
 RESULT = Path(__file__).parent / "results" / "api_overhead.json"
 STREAMS, RATE = 128, 30_000
-SINGLE_RATE = 200.0
+SINGLE_RATE = 1000.0
 """Tokens a second of the single stream: one at a time, so each finds an idle server."""
 
 Row = dict[str, Any]

@@ -20,10 +20,9 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from atlas.config import EngineConfig
 from atlas.engine import messages
+from atlas.engine.connection import EngineConnection
 from atlas.engine.messages import SamplingParams, SequenceOutput
 from atlas.errors import AtlasError
 
@@ -60,14 +59,15 @@ class EngineStream:
     def __init__(self, client: EngineClient, request_id: str) -> None:
         self.request_id = request_id
         self._client = client
-        self._pending: deque[SequenceOutput] = deque()
-        self._wake = asyncio.Event()
+        self._pending: list[SequenceOutput] = []
+        self._waiting: asyncio.Future[None] | None = None
         self._finished = False
 
     def push(self, output: SequenceOutput) -> None:
         """Called by the client's reader; never blocks."""
         self._pending.append(output)
-        self._wake.set()
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     def __aiter__(self) -> EngineStream:
         return self
@@ -75,9 +75,12 @@ class EngineStream:
     async def __anext__(self) -> SequenceOutput:
         if self._finished:
             raise StopAsyncIteration
-        while not self._pending:
-            self._wake.clear()
-            await self._wake.wait()
+        if not self._pending:
+            self._waiting = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
         output = SequenceOutput.join(self._pending)
         self._pending.clear()
         self._finished = output.finish_reason is not None
@@ -133,7 +136,7 @@ class EngineClient:
         self._folder: Path | None = None
         self._server: asyncio.Server | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._connection: EngineConnection | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -145,7 +148,10 @@ class EngineClient:
         """Start the process; returns at once, `wait_ready` waits for the weights."""
         self._folder = _make_folder()
         path = self._folder / SOCKET_NAME
-        self._server = await asyncio.start_unix_server(self._on_connect, path)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(
+            lambda: EngineConnection(self._on_connect, self._receive, self._on_end), path
+        )
         # Its own session: Ctrl-C in a terminal must reach this process only, which then drains the engine.
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
@@ -229,35 +235,30 @@ class EngineClient:
 
     # ---- the connection ------------------------------------------------------------------------
 
-    async def _on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._writer is not None or self.state == "dead":
-            writer.close()
+    def _on_connect(self, connection: EngineConnection) -> None:
+        if self._connection is not None or self.state == "dead":
+            connection.close()
             return
-        self._writer = writer
+        self._connection = connection
         # The connection stands; without the path nobody else can connect, and nothing is left behind
         # even if this process is killed.
         self._remove_folder()
         self._connected.set()
         self.stage = "loading"
         self._send(messages.Configure(self._config))
-        try:
-            while True:
-                (length,) = messages.LENGTH.unpack(await reader.readexactly(messages.LENGTH.size))
-                if length > messages.MAX_MESSAGE_BYTES:
-                    self._die(f"broken protocol: a message of {length} bytes")
-                    break
-                self._receive(messages.decode_from_engine(await reader.readexactly(length)))
-        except (asyncio.IncompleteReadError, ConnectionError):
+
+    def _on_end(self, fault: str | None) -> None:
+        if fault is not None:
+            self._die(fault)
+        elif not self.died.is_set():
             # The exit code tells more than the closed socket, but the requests must not wait for it.
-            if not self.died.is_set():
-                self._end_service("the engine process ended unexpectedly")
-            if self._process is not None and await _exits(self._process, 1.0):
-                self._die(_exit_reason(self._process))
-            self._die("the engine process closed its connection")
-        except msgspec.MsgspecError as error:
-            self._die(f"broken protocol: {error}")
-        finally:
-            writer.close()
+            self._end_service("the engine process ended unexpectedly")
+            self._spawn(self._await_exit())
+
+    async def _await_exit(self) -> None:
+        if self._process is not None and await _exits(self._process, 1.0):
+            self._die(_exit_reason(self._process))
+        self._die("the engine process closed its connection")
 
     def _receive(self, message: messages.FromEngine) -> None:
         match message:
@@ -288,14 +289,14 @@ class EngineClient:
                 self._die(error)
 
     def _send(self, message: messages.ToEngine) -> None:
-        if self._writer is None or self._writer.is_closing():
-            return  # its end is on the way to `_die`, which fails every request
+        if self._connection is None:
+            return
         frame = messages.encode(message)
         if len(frame) - messages.LENGTH.size > messages.MAX_MESSAGE_BYTES:
             raise EngineUnavailableError(
                 "engine", f"a message of {len(frame)} bytes", f"at most {messages.MAX_MESSAGE_BYTES}"
             )
-        self._writer.write(frame)
+        self._connection.write(frame)  # where it has ended, `_die` fails every request
 
     # ---- the end -------------------------------------------------------------------------------
 
@@ -350,8 +351,8 @@ class EngineClient:
     async def _cleanup(self) -> None:
         if self._server is not None:
             self._server.close()
-        if self._writer is not None:
-            self._writer.close()
+        if self._connection is not None:
+            self._connection.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -194,6 +194,6 @@ def decode_to_engine(body: bytes) -> ToEngine:
     return _to_engine.decode(body)
 
 
-def decode_from_engine(body: bytes) -> FromEngine:
+def decode_from_engine(body: bytes | memoryview) -> FromEngine:
     """A message of the engine process. Raises msgspec.ValidationError on anything else."""
     return _from_engine.decode(body)

@@ -97,13 +97,15 @@ async def generate(
     except EngineUnavailableError as error:  # it died while the prompt was being made
         raise unavailable("engine_unavailable", str(error)) from None
     prompt: list[TokenLogprobs] = []
+    logprobs: list[Reported] = []
     opened = job.echo is None and job.sampling.prompt_logprobs is None
     waiting = True
     with Generation(len(job.prompt), job.sampling.max_tokens, job.first) as seen, submitted as stream:
         async for output in stream:
             if output.finish_reason in ("error", "abort"):
                 raise _failure(engine, output)
-            prompt += output.prompt_logprobs
+            if output.prompt_logprobs:
+                prompt += output.prompt_logprobs
             if not output.token_ids and output.finish_reason is None:
                 continue  # the prompt is still being computed
             if waiting:
@@ -116,13 +118,17 @@ async def generate(
             account.spend(tokens)
             seen.received(tokens, output.timing)
             seen.finish_reason = reason
-            logprobs = [Reported(*pair) for pair in zip(output.logprobs, assembler.offsets, strict=False)]
-            called = called or any(isinstance(event, CallEnd) and event.complete for event in events)
+            if output.logprobs:
+                pairs = zip(output.logprobs, assembler.offsets, strict=False)
+                logprobs = [Reported(*pair) for pair in pairs][:tokens]
+            for event in events:
+                called = called or (isinstance(event, CallEnd) and event.complete)
             told: FinishReason | None = "tool_calls" if reason == "stop" and called else reason
             thought, reasoned = assembler.reasoning_tokens - reasoned, assembler.reasoning_tokens
-            yield Delta(job.index, events, tokens, told, logprobs[:tokens], None, thought, assembler.matched)
+            yield Delta(job.index, events, tokens, told, logprobs, None, thought, assembler.matched)
             if reason is not None:
                 return
+            logprobs = []
 
 
 def _failure(engine: EngineClient, output: SequenceOutput) -> ApiError:
@@ -144,15 +150,18 @@ def _assembler(tokenizer: StreamTokenizer, job: Job) -> PlainAssembler | AnswerA
     return PlainAssembler(plain)
 
 
-async def generate_all(
+def generate_all(
     engine: EngineClient, tokenizer: StreamTokenizer, jobs: Sequence[Job], account: Account
 ) -> AsyncGenerator[Delta, None]:
     """The deltas of several sequences as they come. The first that breaks ends all."""
     if len(jobs) == 1:
-        async with aclosing(generate(engine, tokenizer, jobs[0], account)) as deltas:
-            async for delta in deltas:
-                yield delta
-        return
+        return generate(engine, tokenizer, jobs[0], account)
+    return _together(engine, tokenizer, jobs, account)
+
+
+async def _together(
+    engine: EngineClient, tokenizer: StreamTokenizer, jobs: Sequence[Job], account: Account
+) -> AsyncGenerator[Delta, None]:
     queue: asyncio.Queue[Delta | Exception] = asyncio.Queue()
 
     async def follow(job: Job) -> None:

@@ -22,7 +22,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._ids: list[int] = []
-        self._sent = ""
+        self._sent: list[str] = []  # joined at the end only: that takes as long as the text is
         self._held_from = 0  # index into _ids of the first id whose text has not been sent
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -41,16 +41,18 @@ class Detokenizer:
             text = "".join([self._stream.step(self._tokenizer, index) or "" for index in held])
         if text:
             self._held_from = len(self._ids)
-            self._sent += text
+            self._sent.append(text)
         return text
 
     def finish(self) -> str:
         """The text still held back, at the end of the sequence; an unfinished character shows as U+FFFD."""
-        text = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        if text.startswith(self._sent):
-            rest: str = text[len(self._sent) :]
+        if self._held_from == len(self._ids):
+            return ""
+        text, sent = self._tokenizer.decode(self._ids, skip_special_tokens=True), "".join(self._sent)
+        if text.startswith(sent):
+            rest: str = text[len(sent) :]
         else:
             rest = self._tokenizer.decode(self._ids[self._held_from :], skip_special_tokens=True)
-        self._sent += rest
+        self._sent.append(rest)
         self._held_from = len(self._ids)
         return rest

@@ -190,20 +190,11 @@ def test_death_fails_every_request_at_once(drive: Any, behaviour: dict[str, int]
 
 def test_a_message_that_claims_to_be_huge(drive: Any) -> None:
     async def body(client: EngineClient) -> None:
-        reader = asyncio.StreamReader()
-        reader.feed_data(messages.LENGTH.pack(messages.MAX_MESSAGE_BYTES + 1))
-        client._writer = None
-        await client._on_connect(reader, _NullWriter())  # type: ignore[arg-type]
+        assert client._connection is not None
+        client._connection.data_received(messages.LENGTH.pack(messages.MAX_MESSAGE_BYTES + 1))
         assert client.state == "dead" and f"{messages.MAX_MESSAGE_BYTES + 1} bytes" in client.reason
 
     drive(body)
-
-
-class _NullWriter:
-    def write(self, data: bytes) -> None: ...
-    def close(self) -> None: ...
-    def is_closing(self) -> bool:
-        return False
 
 
 def test_only_one_connection_is_taken(monkeypatch: pytest.MonkeyPatch, drive: Any, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from atlas.serve.openai.answers import (
     CompletionTokensDetails,
     Usage,
 )
+from atlas.serve.openai.frames import Frames
 from atlas.serve.openai.requests import ChatRequest, CompletionRequest, StreamOptions
 from atlas.serve.service import Service, Serving
 
@@ -108,6 +109,10 @@ async def _events(
     def chunks(job: Job, delta: Delta) -> bytes:
         return b"".join([chunk(choice) for choice in form.chunks(job, delta)])
 
+    def frames_of(job: Job) -> Frames:
+        return Frames(lambda event: chunks(job, Delta(job.index, [event], 0)))
+
+    frames = [frames_of(job) for job in jobs]
     async with aclosing(generate_all(serving.engine, serving.frontend.tokenizer, jobs, account)) as deltas:
         for job in jobs:
             if (opening := form.opening(job)) is not None:
@@ -119,8 +124,13 @@ async def _events(
             # Text and finish reason in separate chunks: clients expect the last one to be empty.
             if delta.prompt is not None:
                 yield await serving.frontend.run(partial(chunks, job, delta), _size(delta.prompt))
-            elif news := chunks(job, msgspec.structs.replace(delta, finish_reason=None)):
-                yield news
+            elif delta.logprobs or each_usage:
+                if news := chunks(job, msgspec.structs.replace(delta, finish_reason=None)):
+                    yield news
+            elif delta.events:
+                of = frames[delta.index].of
+                if news := b"".join([of(event) for event in delta.events]):
+                    yield news
             if delta.finish_reason is not None:
                 yield chunks(job, Delta(delta.index, [], 0, delta.finish_reason))
     if last_usage:
