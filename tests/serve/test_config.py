@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import openai
 import pytest
-from serve_harness import environment
+from serve_harness import Start, environment
 
 from atlas.config import EngineConfig, ServeConfig, describe, load, parse_bytes
 from atlas.engine.sampling_defaults import SamplingDefaults
@@ -33,6 +34,17 @@ def test_flag_beats_file_beats_builtin(tmp_path: Path) -> None:
     assert f"(file {file})" in describe(load(argv).origins)
 
 
+def test_defaults_of_requests_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "atlas.toml"
+    file.write_text("enable_thinking = false\n[default_sampling]\ntemperature = 1\ntop_k = 40\n")
+    argv = ["--config", str(file)]
+    assert origin(argv, "enable_thinking") == (False, f"file {file}")
+    assert origin(argv, "default_sampling") == ({"temperature": 1, "top_k": 40}, f"file {file}")
+    assert '= {"temperature": 1, "top_k": 40}' in describe(load(argv).origins)
+    assert origin([*argv, "--enable-thinking"], "enable_thinking") == (True, "flag")
+    assert origin([], "default_sampling") == ({}, "built-in") and origin([], "enable_thinking") == (None, "built-in")
+
+
 def test_every_field_has_a_flag_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         load(["--help"])
@@ -54,6 +66,17 @@ def test_every_field_has_a_flag_and_help(capsys: pytest.CaptureFixture[str]) -> 
         (["--config", "/does/not/exist.toml"], ["--config", "/does/not/exist.toml"]),
         (["--port"], ["--port", "expected one argument"]),
         (["one", "two"], ["two"]),
+        (["--tool-parser", "hermez"], ["--tool-parser", "'hermez'", "auto, none, hermes, qwen3_coder"]),
+        (["--reasoning-parser", "x"], ["--reasoning-parser", "'x'", "auto, none, think"]),
+        (["--default-sampling", "0.5"], ["--default-sampling", "'0.5'", '{"temperature": 0.2}']),
+        (["--default-sampling", "{"], ["--default-sampling", "'{'"]),
+        (["--default-sampling", '{"temperatur": 1}'], ["--default-sampling", "'temperatur'", "temperature, top_p"]),
+        (["--default-sampling", '{"top_p": 2}'], ["--default-sampling", "top_p is 2", "a number from 0 to 1"]),
+        (["--default-sampling", '{"top_k": 1.5}'], ["--default-sampling", "top_k is 1.5", "a whole number"]),
+        (["--default-sampling", '{"min_p": "0.1"}'], ["--default-sampling", "min_p is '0.1'"]),
+        (["--default-sampling", '{"min_p": true}'], ["--default-sampling", "min_p is True"]),
+        (["--served-model-name", ""], ["--served-model-name", "length"]),
+        (["--enable-thinking=x"], ["--enable-thinking"]),
         (["--log-format", "xml"], ["--log-format", "xml", "text, json"]),
         (["--metrics-prefix", "9x:"], ["--metrics-prefix", "9x:", "letters, digits and underscores"]),
     ],
@@ -72,6 +95,9 @@ def test_wrong_flags_are_named(argv: list[str], words: list[str]) -> None:
         ('port = "8000"', ["port", "int"]),
         ("port = ", ["TOML"]),
         ("offline = 1", ["offline", "bool"]),
+        ("default_sampling = {top_p = 2}", ["default_sampling", "top_p is 2"]),
+        ('served_model_name = "x"', ["served_model_name", "array"]),
+        ('enable_thinking = "no"', ["enable_thinking", "bool"]),
     ],
 )
 def test_wrong_files_are_named(tmp_path: Path, text: str, words: list[str]) -> None:
@@ -155,3 +181,23 @@ def test_wrong_settings_end_with_code_2() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, env=environment(), check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: --prot: unknown argument; did you mean --port?")
+
+
+def test_a_model_of_several_names(start: Start) -> None:
+    server = start("--served-model-name", "first", "--served-model-name", "second").wait_ready()
+    client = server.openai()
+    assert [model.id for model in client.models.list()] == ["first", "second"]
+    assert client.models.retrieve("second").id == "second"
+    for name in ("first", "second"):
+        answer = client.completions.create(model=name, prompt="yo", max_tokens=1)
+        assert answer.model == "first"
+    with pytest.raises(openai.NotFoundError) as error:
+        client.completions.create(model="third", prompt="yo", max_tokens=1)
+    assert error.value.code == "model_not_found" and "first, second" in error.value.message
+
+
+def test_any_name_of_a_model(start: Start) -> None:
+    client = start("--served-model-name", "*").wait_ready().openai()
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.completions.create(model="claude-sonnet-4-5", prompt="yo", max_tokens=1).model == "tiny"
+    assert client.models.retrieve("gpt-4o").id == "tiny"
