@@ -213,8 +213,10 @@ void Images::check_resident(const std::string& where, const LoadedVariant& varia
   const int64_t alone = int64_t{per_multiprocessor} * device_.multiprocessors;
   const int64_t most = spec.cluster > 1 ? std::min(alone, int64_t{clusters} * spec.cluster) : alone;
   if (blocks > most) {
-    throw DeviceFault(where + ": its " + std::to_string(blocks) +
-                      " blocks wait for one another, and " + device_.name + " holds " +
+    const std::string grouped =
+        most < alone ? " in clusters of " + std::to_string(spec.cluster) : std::string();
+    throw DeviceFault(where + ": its " + std::to_string(blocks) + " blocks" + grouped +
+                      " wait for one another, and " + device_.name + " holds " +
                       std::to_string(most) + " at once; build for this device's own hardware");
   }
 }

@@ -20,11 +20,10 @@ bytes = "multiprocessors * 2 * 512 * max_rows"
 [knobs]
 BLOCKS = "ceil_div(n, 128)"
 TILES = "ceil_div(k, 128 // max(1, size_x))"
-# Ranges of a row block, 2, 4 or 8, of which a cluster has all, so that all clusters find room: on
-# an H200 15 of eight or 30 of four do. Parts with as many multiprocessors differ in how they are
-# grouped: 66 pairs of them in eight groups of nine at most hold 13 or 29 at least, and a part that
-# holds fewer than a shape needs (14 or 15 row blocks, 30) refuses it when it is loaded.
-ROOM = "5 * multiprocessors // (11 * BLOCKS)"
+# Ranges of a row block, 2, 4 or 8, of which a cluster has all, so that all clusters find room: of
+# 132 multiprocessors, 66 pairs in eight groups of nine at most, 13 of eight or 29 of four do,
+# however they are grouped (this H200 holds 15 or 30).
+ROOM = "2 * multiprocessors // (5 * BLOCKS)"
 SIZE = "2 * min(2, ROOM) * max(1, min(2, ROOM // 2))"
 # Whether they are taken: where shared memory has all of a range, up to eight tiles. Qwen3-0.6B's 28
 # layers in bf16, us a layer at 1, 8, 32, 128 rows: 25.4, 31.1, 45.6, 124.6 before, with parts in
@@ -64,11 +63,11 @@ weight = "tiles"
 // those that several ranges have a part of go through scratch (shared_sums.cuh). Where whole ranges
 // of each column block leave few multiprocessors idle, ranges end with them: fewer parts to add up.
 // An even number of them is added up two by two: thread blocks stand in clusters of two, which
-// trade their sums without scratch (paired_sums.cuh): Llama-3-8B's 32 layers on an H200, o and down
-// alone, -38, -22, -24, -98 and -190 us at 1, 8, 32, 64 and 128 rows in bf16. Of small matrices a
-// cluster has all ranges of a column block, and scratch is not used at all.
-// Ranges and the order of additions depend on the shape alone: a row's bits are the same whatever
-// the number of rows.
+// trade their sums without scratch (cluster_sums.cuh): Llama-3-8B's 32 layers on an H200, o and
+// down alone, -38, -22, -24, -98 and -190 us at 1, 8, 32, 64 and 128 rows in bf16. Of small
+// matrices a cluster has all ranges of a column block, and scratch is not used at all. Ranges and
+// the order of additions depend on the shape alone: a row's bits are the same whatever the number
+// of rows.
 //
 // Bytes: n x k weights once, x once a thread block (from the L2 cache). Bound by the stream of
 // weights; at 128 rows a product also takes 3 to 6 us to exchange its sums.

@@ -161,7 +161,7 @@ def test_attributes(fake_driver: Path, tmp_path: Path) -> None:
         (
             "launch(scratch=768, cluster=2, grid=[[-1, 1, 132], [-1, 1, 1], [-1, 1, 1]])",
             {},
-            "its 132 blocks wait for one another, and Fake GPU 0 holds 2 at once; build for this device's",
+            "its 132 blocks in clusters of 2 wait for one another, and Fake GPU 0 holds 2 at once; build for",
         ),
         ("launch(row_dim=1)", {}, "launch layers.0.test of op rms_norm: no dim 1"),
         ("launch(variants=[variant(), variant(kernel='absent')])", {}, "(kernel absent) is not in device image 0"),

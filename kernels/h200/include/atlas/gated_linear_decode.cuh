@@ -34,7 +34,7 @@ constexpr bool kByToken =
 using Weights = atlas::InstanceWeights<kTiles, kByToken>;
 constexpr int kN = Weights::kTokens, kTogether = Weights::kTogether;
 using Split = SplitOf<Weights>;
-using Pair = atlas::PairedSums<Split>;
+using Cluster = atlas::ClusterSums<Split>;
 using Sums = atlas::SharedSums<Split>;
 constexpr int kSides = Weights::kSides, kOutTiles = ceil_div(kColumns, kF8Out ? 128 : 64);
 // Tiles of out that a thread has a part of, and eights of tokens that it activates at a time: of
@@ -57,9 +57,11 @@ using Factors = atlas::RowFactors<launch::max_rows, ceil_div(constants::k, atlas
 using Factors = atlas::NoRowFactors;
 #endif
 constexpr int kRest = kSides * kStaged + kGroupFactors + kRowScales + Factors::kBytes;
-using Product = atlas::DecodeProduct<Split, launch::shared, kRest + Pair::kBytes>;
+using Product = atlas::DecodeProduct<Split, launch::shared, kRest + Cluster::kBytes>;
 static_assert(launch::block == atlas::decode_threads(Weights::kMovesRegisters, kSides),
               "consumers and those who copy");
+static_assert(kTogether == 1 || ceil_div(kBlocks, kTogether) % knobs::RANGES == 0,
+              "scratch is for one row block of a group");
 static_assert(!kF8Out || (kTogether == 2 && kSides == 1),
               "a thread has both halves of a group of 128 columns");
 
@@ -218,10 +220,10 @@ struct StoreBf16ByToken {
             [&](int i, int j, int e) { return sums[i][4 * j + 2 * h + e]; });
     }
   }
-  template <class Pair>
-  __device__ void of_pair(const Pair& pair, const float (&sum)[kN / 2]) const {
+  template <class Cluster>
+  __device__ void of_pair(const Cluster& cluster, const float (&sum)[kN / 2]) const {
     float both[kN / 4];
-    pair.trade_by_token(sum, both);
+    cluster.trade_by_token(sum, both);
     store(threadIdx.x / 32 * 2 + blockIdx.x % 2,
           [&](int /*i*/, int j, int e) { return both[2 * j + e]; });
   }
@@ -351,8 +353,8 @@ struct StoreByToken {
   }
 };
 
-template <class Out, class Product, class Pair>
-__device__ inline void consume(Product& product, const Sums& shared, const Pair& pair,
+template <class Out, class Product, class Cluster>
+__device__ inline void consume(Product& product, const Sums& shared, const Cluster& cluster,
                                const unsigned char* weights, const float* bias, Factors& factors,
                                Out* out, int rows) {
   product.consume(weights, [&](int group, int pass, float (&sums)[kTogether][kN / 2]) {
@@ -372,7 +374,7 @@ __device__ inline void consume(Product& product, const Sums& shared, const Pair&
       factors.settle();
       const StoreBf16ByToken store{bias, factors, tiles, before, left, group};
       if constexpr (Split::kTrades) {
-        store.of_pair(pair, sums[0]);
+        store.of_pair(cluster, sums[0]);
       } else {
         store(sums);
       }
@@ -399,13 +401,14 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
 #endif
   const int rows = *n_rows;
   const auto* weights = reinterpret_cast<const unsigned char*>(weight);
-  const Pair pair(shared_memory + launch::shared - kRest - Pair::kBytes);
+  const Cluster cluster(shared_memory + launch::shared - kRest - Cluster::kBytes);
   Product product(shared_memory);
   if (product.is_producer()) {
     product.produce(weights, reinterpret_cast<const unsigned char*>(x), rows);
   } else {
     product.start_consumers();
     Factors factors(shared_memory + launch::shared - Factors::kBytes, squares, rows);
-    consume(product, Sums(scratch, shared_memory, pair), pair, weights, bias, factors, out, rows);
+    consume(product, Sums(scratch, shared_memory, cluster), cluster, weights, bias, factors, out,
+            rows);
   }
 }

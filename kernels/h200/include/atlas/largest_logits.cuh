@@ -38,6 +38,7 @@ class LargestLogits {
   __device__ void store(int row, int left, int apart, int column,
                         const float (&sums)[kCount][4]) const {
     const int lane = threadIdx.x % 32;
+    static_assert(kCount <= 4, "numbers over the eight lanes of a column");
     unsigned key[2 * kCount];
     int id[2 * kCount];
 #pragma unroll

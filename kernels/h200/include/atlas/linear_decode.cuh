@@ -31,8 +31,8 @@ using Largest =
 #else
 using Largest = atlas::AllRows;
 #endif
-using Pair = atlas::PairedSums<Split>;
-constexpr int kNotPair = Factors::kBytes + Largest::kBytes, kRest = kNotPair + Pair::kBytes;
+using Cluster = atlas::ClusterSums<Split>;
+constexpr int kOther = Factors::kBytes + Largest::kBytes, kRest = kOther + Cluster::kBytes;
 using Product = atlas::DecodeProduct<Split, launch::shared, kRest>;
 using Sums = atlas::SharedSums<Split>;
 static_assert(launch::block == atlas::decode_threads(Weights::kMovesRegisters, Weights::kSides),
@@ -162,20 +162,20 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
 #endif
   const int rows = *n_rows;
   const auto* weights = reinterpret_cast<const unsigned char*>(weight);
-  const Pair pair(shared_memory + launch::shared - kRest);
+  const Cluster cluster(shared_memory + launch::shared - kRest);
   Product product(shared_memory);
   if (product.is_producer()) {
     product.produce(weights, reinterpret_cast<const unsigned char*>(x), rows);
   } else {
     product.start_consumers();
 #ifdef ATLAS_TYPE_LARGEST_F32
-    const Largest largest(shared_memory + launch::shared - kNotPair, temperature, adjust, n_top,
+    const Largest largest(shared_memory + launch::shared - kOther, temperature, adjust, n_top,
                           largest_out, largest_id, rows);
 #else
     const Largest largest;
 #endif
     Factors factors(shared_memory + launch::shared - Factors::kBytes, squares, rows);
-    const Sums shared(scratch, shared_memory, pair);
+    const Sums shared(scratch, shared_memory, cluster);
     product.consume(weights, [&](int group, int pass, float (&sums)[kTogether][kN / 2]) {
       factors.settle();
       const int before = pass * kN, left = min(rows - before, kN);

@@ -26,7 +26,7 @@ constexpr bool kByToken = atlas::kAlsoByToken && kHeadDim == atlas::kTileRows &&
 using Weights = atlas::InstanceWeights<kTiles, kByToken>;
 constexpr int kN = Weights::kTokens;
 using Split = SplitOf<Weights>;
-using Pair = atlas::PairedSums<Split>;
+using Cluster = atlas::ClusterSums<Split>;
 using Sums = atlas::SharedSums<Split>;
 using Factors = atlas::RowFactors<launch::max_rows, ceil_div(constants::k, atlas::kTileRows),
                                   Weights::kSides * atlas::kConsumers>;
@@ -49,7 +49,7 @@ constexpr int kEightBytes = 8 * kHeadDim * 2;
 constexpr int kExchange =
     kByToken ? kWarps * kEightBytes + atlas::kTileRows * 4 : kWarps * kSent + kPartials;
 constexpr int kRest = kExchange + Factors::kBytes;
-using Product = atlas::DecodeProduct<Split, launch::shared, kRest + Pair::kBytes>;
+using Product = atlas::DecodeProduct<Split, launch::shared, kRest + Cluster::kBytes>;
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
@@ -245,7 +245,7 @@ struct ByToken {
   static constexpr int kEights = Sums::kEights, kTurning = kEights / 2, kChunks = kHeadDim / 8;
   const Store& store;
 
-  __device__ void finish(const Weights& weights, const Pair& pair, unsigned char* scratch,
+  __device__ void finish(const Weights& weights, const Cluster& cluster, unsigned char* scratch,
                          float (&sum)[kN / 2]) const {
     const int row = Sums::token();
     int place = 0;
@@ -262,7 +262,7 @@ struct ByToken {
     }
     unsigned char* const rest = shared_memory + launch::shared - kRest;
     float value[kN / 4];
-    Sums::trade(weights, pair, rest + kWarps * kEightBytes, sum, value);
+    Sums::trade(weights, cluster, rest + kWarps * kEightBytes, sum, value);
     if (!Sums::finish(scratch, store.rows, value)) return;
     scale(row, value);
     if constexpr (kNorms) norm(value);
@@ -340,9 +340,10 @@ struct ByToken {
 
 // A template, so that it is compiled only where sums are by token: nothing else fits TokenSums.
 template <class Split>
-__device__ inline void finish_by_token(const Store& store, const Weights& weights, const Pair& pair,
-                                       unsigned char* scratch, float (&sum)[kN / 2]) {
-  ByToken<Split>{store}.finish(weights, pair, scratch, sum);
+__device__ inline void finish_by_token(const Store& store, const Weights& weights,
+                                       const Cluster& cluster, unsigned char* scratch,
+                                       float (&sum)[kN / 2]) {
+  ByToken<Split>{store}.finish(weights, cluster, scratch, sum);
 }
 
 }  // namespace
@@ -355,14 +356,14 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
   atlas::launch_dependents();
   const int rows = *n_rows;
   const auto* weights = reinterpret_cast<const unsigned char*>(weight);
-  const Pair pair(shared_memory + launch::shared - kRest - Pair::kBytes);
+  const Cluster cluster(shared_memory + launch::shared - kRest - Cluster::kBytes);
   Product product(shared_memory);
   if (product.is_producer()) {
     product.produce(weights, reinterpret_cast<const unsigned char*>(x), rows);
   } else {
     product.start_consumers();
     Factors factors(shared_memory + launch::shared - Factors::kBytes, squares, rows);
-    const Sums shared(scratch, shared_memory, pair);
+    const Sums shared(scratch, shared_memory, cluster);
     const auto store = [&](int group, int pass) {
       return Store{bias,
                    q_norm,
@@ -382,7 +383,7 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
       factors.settle();
       const Store give = store(group, pass);
       if constexpr (kByToken) {
-        finish_by_token<Split>(give, product.weights(), pair, scratch, sums[0]);
+        finish_by_token<Split>(give, product.weights(), cluster, scratch, sums[0]);
       } else {
         shared.finish(group, pass, sums, give.rows, give, early);
       }

@@ -22,7 +22,7 @@ constexpr bool kByToken = atlas::kAlsoByToken && kColumns % atlas::kTileRows == 
 using Weights = atlas::InstanceWeights<kTiles, kByToken>;
 constexpr int kN = Weights::kTokens;
 using Split = SplitOf<Weights>;
-using Pair = atlas::PairedSums<Split>;
+using Cluster = atlas::ClusterSums<Split>;
 using Sums = atlas::SharedSums<Split>;
 constexpr bool kF8Out = atlas::same_type<types::out, unsigned char>;
 static_assert(Split::kOfGroup == 1, "a group is a row block");
@@ -43,7 +43,7 @@ constexpr int kEightBytes = 8 * atlas::kTileRows * (kF8Out ? 1 : 2);
 constexpr int kRest = kByToken ? kWarps * kEightBytes + atlas::kTileRows * 4
                                : (kF8Out ? 2 : 1) * kPartials + kWarps * kStaged;
 static_assert(8 * kOwn <= 32, "a lane for each token");
-using Product = atlas::DecodeProduct<Split, launch::shared, kRest + Pair::kBytes>;
+using Product = atlas::DecodeProduct<Split, launch::shared, kRest + Cluster::kBytes>;
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
@@ -224,7 +224,8 @@ struct ByToken {
   __device__ static int lane() { return threadIdx.x % 32; }
   __device__ int column(int j) const { return block * atlas::kTileRows + Sums::column(j); }
 
-  __device__ void finish(const Weights& weights, const Pair& pair, float (&sum)[kN / 2]) const {
+  __device__ void finish(const Weights& weights, const Cluster& cluster,
+                         float (&sum)[kN / 2]) const {
     const int row = Sums::token();
     float2 before[kEights] = {}, factor[kEights] = {};
     if (Sums::gives(rows) && row < rows) {
@@ -232,7 +233,7 @@ struct ByToken {
       for (int j = 0; j < kEights; ++j) before[j] = *reinterpret_cast<const float2*>(at(row, j));
     }
     float all[kN / 4];
-    Sums::trade(weights, pair, rest() + kWarps * kEightBytes, sum, all);
+    Sums::trade(weights, cluster, rest() + kWarps * kEightBytes, sum, all);
     if (Sums::gives(rows)) {
 #pragma unroll
       for (int j = 0; j < kEights; ++j) {
@@ -316,11 +317,11 @@ struct ByToken {
 // A template, so that it is compiled only where sums are by token: nothing else fits TokenSums.
 template <class Split>
 __device__ inline void finish_by_token(const Store& store, unsigned char* scratch,
-                                       const Weights& weights, const Pair& pair,
+                                       const Weights& weights, const Cluster& cluster,
                                        float (&sum)[kN / 2]) {
   const ByToken<Split> by_token{store.bias,    store.norm, store.eps, store.scale, store.residual,
                                 store.squares, store.out,  scratch,   store.rows,  store.block};
-  by_token.finish(weights, pair, sum);
+  by_token.finish(weights, cluster, sum);
 }
 
 }  // namespace
@@ -332,13 +333,13 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
   atlas::launch_dependents();
   const int rows = *n_rows;
   const auto* weights = reinterpret_cast<const unsigned char*>(weight);
-  const Pair pair(shared_memory + launch::shared - kRest - Pair::kBytes);
+  const Cluster cluster(shared_memory + launch::shared - kRest - Cluster::kBytes);
   Product product(shared_memory);
   if (product.is_producer()) {
     product.produce(weights, reinterpret_cast<const unsigned char*>(x), rows);
   } else {
     product.start_consumers();
-    const Sums shared(scratch, shared_memory, pair);
+    const Sums shared(scratch, shared_memory, cluster);
     const auto store = [&](int group, int pass) {
       const int before = pass * kN;
       auto* tiles =
@@ -357,7 +358,7 @@ ATLAS_KERNEL(const types::x* x, const types::weight* weight, const types::bias* 
     product.consume(weights, [&](int group, int pass, float (&sums)[1][kN / 2]) {
       const Store give = store(group, pass);
       if constexpr (kByToken) {
-        finish_by_token<Split>(give, scratch, product.weights(), pair, sums[0]);
+        finish_by_token<Split>(give, scratch, product.weights(), cluster, sums[0]);
       } else {
         shared.finish(group, pass, sums, give.rows, give, early);
       }

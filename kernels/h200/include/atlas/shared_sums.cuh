@@ -6,20 +6,16 @@
 // left its part in scratch before. Of two parts that makes one addition by one thread block, and
 // nobody waits.
 //
-// How a reader knows that a part is there: scratch is zero when a launch begins, a sum is stored
-// with all its bits inverted, so that it never is zero (arithmetic makes no NaN whose bits are all
-// ones), and whoever has read it writes zero again. No flags, no fences: one trip to the L2 cache
-// each way.
-//
 // Where every group has the same even number of ranges, neighbours' parts may be added up first: a
-// cluster does that without scratch (paired_sums.cuh): of two, and the pairs are what meets here,
+// cluster does that without scratch (cluster_sums.cuh): of two, and the pairs are what meets here,
 // or of all of a group's, and nothing does.
 //
 // Thread blocks wait for one another, so all must be resident: a launch has at most one per
 // multiprocessor, and whoever loads it sees that its clusters have room.
 #pragma once
 
-#include "atlas/paired_sums.cuh"
+#include "atlas/cluster_sums.cuh"
+#include "atlas/scratch_parts.cuh"
 
 namespace atlas {
 
@@ -41,10 +37,10 @@ class SharedSums {
 
   // `spare`: shared memory of which nobody needs the contents once the last slot is summed up.
   __device__ SharedSums(unsigned char* scratch, unsigned char* spare,
-                        const PairedSums<Split>& pair = PairedSums<Split>())
+                        const ClusterSums<Split>& cluster = ClusterSums<Split>())
       : parts_(reinterpret_cast<uint4*>(scratch) + Split::side() * kSide + Split::consumer()),
         kept_(reinterpret_cast<uint4*>(spare) + Split::side() * kKept + Split::consumer()),
-        pair_(pair) {}
+        cluster_(cluster) {}
 
   // What else the range's first group needs of eight tokens, asked for once inputs are there: when
   // the last slot is summed, the next launch's blocks stream weights, and it takes longer to come
@@ -99,7 +95,7 @@ class SharedSums {
   template <class Give>
   struct OfCluster {
     static constexpr int kOwn =
-        Give::kOwn < PairedSums<Split>::kEights ? Give::kOwn : PairedSums<Split>::kEights;
+        Give::kOwn < ClusterSums<Split>::kEights ? Give::kOwn : ClusterSums<Split>::kEights;
     Give give;
     int rank;
 
@@ -127,20 +123,20 @@ class SharedSums {
   __device__ void finish_traded(int range, int first, int last,
                                 const float (&sum)[kTogether][kN / 2], int rows, Give give,
                                 const Early& early) const {
-    constexpr int kEights = PairedSums<Split>::kEights, kOwn = OfCluster<Give>::kOwn;
-    const int rank = range % kWays, eights = PairedSums<Split>::eights(rows);
+    constexpr int kEights = ClusterSums<Split>::kEights, kOwn = OfCluster<Give>::kOwn;
+    const int rank = range % kWays, eights = ClusterSums<Split>::eights(rows);
     const OfCluster<Give> of_cluster{give, rank};
     float all[kTogether][4 * kEights] = {};
     if constexpr (Split::kEach == kWays && kEights <= kOwn) {
       // What else is needed is asked for while sums are on their way.
       const auto fetched = fetch<kOwn>(of_cluster, 0, 1, early);
-      pair_.trade(sum, all);
+      cluster_.trade(sum, all);
       float4 sums[kOwn][kTogether];
       four_by_four(all, sums);
       if (eights > 0) of_cluster(0, 1, sums, fetched);
       return;
     }
-    pair_.trade(sum, all);
+    cluster_.trade(sum, all);
     if constexpr (Split::kEach == kWays) {
       give_own(all, 8 * eights, of_cluster);
     } else {
@@ -196,8 +192,8 @@ class SharedSums {
       const bool stays = j == next;
 #pragma unroll
       for (int block = 0; block < kTogether; ++block) {
-        store(stays ? kept(n, block) : to + block * kBlock + j * kConsumers,
-              inverted(sum[block] + 4 * j));
+        store_part(stays ? kept(n, block) : to + block * kBlock + j * kConsumers,
+                   as_part(sum[block] + 4 * j));
       }
       if (stays) {
         next += step;
@@ -216,7 +212,7 @@ class SharedSums {
       for (int n = 0; n < kBatch; ++n) {
 #pragma unroll
         for (int block = 0; block < kTogether; ++block) {
-          load(to[n][block], at(start + n, block), 8 * (start + n) < rows);
+          load_part(to[n][block], at(start + n, block), 8 * (start + n) < rows);
         }
       }
     };
@@ -230,15 +226,15 @@ class SharedSums {
         if (8 * (start + n) >= rows) break;
 #pragma unroll
         for (int block = 0; block < kTogether; ++block) {
-          while (!there(now[n][block])) load(now[n][block], at(start + n, block), true);
+          while (!is_there(now[n][block])) load_part(now[n][block], at(start + n, block), true);
           float* four = sum[block] + 4 * (start + n);
           float4 both = make_float4(four[0], four[1], four[2], four[3]);
-          add(both, now[n][block]);
+          add_part(both, now[n][block]);
           four[0] = both.x;
           four[1] = both.y;
           four[2] = both.z;
           four[3] = both.w;
-          store(at(start + n, block), uint4{});
+          store_part(at(start + n, block), uint4{});
           now[n][block] = uint4{};
         }
       }
@@ -317,28 +313,29 @@ class SharedSums {
         uint4 found[kAtOnce][kShared][kTogether] = {};
         for (;;) {
           each([&](int i, int n, int block) {
-            load(found[i][n][block], at(i, n, block), wanted(i, n) && !there(found[i][n][block]));
+            load_part(found[i][n][block], at(i, n, block),
+                      wanted(i, n) && !is_there(found[i][n][block]));
           });
           const uint4* missing = nullptr;
           each([&](int i, int n, int block) {
-            if (wanted(i, n) && !there(found[i][n][block])) missing = at(i, n, block);
+            if (wanted(i, n) && !is_there(found[i][n][block])) missing = at(i, n, block);
           });
           if (missing == nullptr) break;
           if constexpr (kN > 16) {
             uint4 awaited = {};
             do {
-              load(awaited, missing, true);
-            } while (!there(awaited));
+              load_part(awaited, missing, true);
+            } while (!is_there(awaited));
           }
         }
         each([&](int i, int n, int block) {
           if (!wanted(i, n)) return;
           if constexpr (!kByPairs) {
-            add(sums[n][block], found[i][n][block]);
+            add_part(sums[n][block], found[i][n][block]);
           } else if (i % 2 != 0) {
-            add(sums[n][block], found[i - 1][n][block], found[i][n][block]);
+            add_pair(sums[n][block], found[i - 1][n][block], found[i][n][block]);
           }
-          store(at(i, n, block), uint4{});
+          store_part(at(i, n, block), uint4{});
         });
       }
       give(start, step, sums, fetched);
@@ -355,7 +352,7 @@ class SharedSums {
     for (float4& four : sums[0]) four = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);  // as above
     if (begun) add_parts<1>(part(first, true, 0), 1, sums[0]);
 #pragma unroll
-    for (int block = 0; block < kTogether; ++block) add(sums[0][block], inverted(sum[block]));
+    for (int block = 0; block < kTogether; ++block) add_part(sums[0][block], as_part(sum[block]));
     // By pairs, too, its own, the second, and a pair; then two pairs at a time.
     constexpr int kNext = kByPairs ? 4 : 3;
     add_parts<3>(part(blockIdx.x + 1, false, 0), kByPairs ? 3 : last - blockIdx.x, sums[0]);
@@ -368,21 +365,9 @@ class SharedSums {
   // Adds the parts of `count` ranges, of the first kMost, which are asked for together.
   template <int kMost>
   __device__ static void add_parts(uint4* from, int count, float4 (&sums)[kTogether]) {
-    uint4 found[kMost][kTogether] = {};
-    bool missing = true;
-    while (missing) {
-      missing = false;
-#pragma unroll
-      for (int i = 0; i < kMost * kTogether; ++i) {
-        uint4& part = found[i / kTogether][i % kTogether];
-        load(part, from + i / kTogether * kRange + i % kTogether * kBlock,
-             i / kTogether < count && !there(part));
-      }
-#pragma unroll
-      for (int i = 0; i < kMost * kTogether; ++i) {
-        missing |= i / kTogether < count && !there(found[i / kTogether][i % kTogether]);
-      }
-    }
+    uint4 found[kMost * kTogether] = {};
+    const auto at = [&](int i) { return from + i / kTogether * kRange + i % kTogether * kBlock; };
+    await_parts(found, at, [&](int i) { return i / kTogether < count; });
 #pragma unroll
     for (int i = 0; i < kMost * kTogether; ++i) {
       const int range = i / kTogether, block = i % kTogether;
@@ -390,11 +375,11 @@ class SharedSums {
       // Of an odd number of parts the first completes a pair.
       constexpr int kOdd = kMost % 2;
       if (!kByPairs || range < kOdd) {
-        add(sums[block], found[range][block]);
+        add_part(sums[block], found[i]);
       } else if ((range - kOdd) % 2 != 0) {
-        add(sums[block], found[range - 1][block], found[range][block]);
+        add_pair(sums[block], found[i - kTogether], found[i]);
       }
-      store(from + i / kTogether * kRange + i % kTogether * kBlock, uint4{});
+      store_part(at(i), uint4{});
     }
   }
 
@@ -410,49 +395,8 @@ class SharedSums {
     }
   }
 
- public:
-  __device__ static void add(float4& to, const uint4& part) {
-    to.x += __uint_as_float(~part.x);
-    to.y += __uint_as_float(~part.y);
-    to.z += __uint_as_float(~part.z);
-    to.w += __uint_as_float(~part.w);
-  }
-  __device__ static void add(float4& to, const uint4& one, const uint4& other) {
-    float4 both = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
-    add(both, one);
-    add(both, other);
-    to.x += both.x;
-    to.y += both.y;
-    to.z += both.z;
-    to.w += both.w;
-  }
-
-  // Sums as they stand in scratch. The addition makes the one NaN that arithmetic makes of any
-  // other.
-  __device__ static unsigned inverted(float sum) { return ~__float_as_uint(sum + 0.0f); }
-  __device__ static uint4 inverted(const float* four) {
-    return make_uint4(inverted(four[0]), inverted(four[1]), inverted(four[2]), inverted(four[3]));
-  }
-  __device__ static bool there(const uint4& four) {
-    return min(min(four.x, four.y), min(four.z, four.w)) != 0;
-  }
-  __device__ static void store(uint4* to, const uint4& four) {
-    asm volatile("st.relaxed.gpu.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(four.x),
-                 "r"(four.y), "r"(four.z), "r"(four.w)
-                 : "memory");
-  }
-  __device__ static void load(uint4& to, const uint4* from, bool wanted) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
-        "@p ld.relaxed.gpu.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
-        : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
-        : "l"(from), "r"(static_cast<unsigned>(wanted))
-        : "memory");
-  }
-
- private:
   uint4 *parts_, *kept_;  // as this thread sees them
-  PairedSums<Split> pair_;
+  ClusterSums<Split> cluster_;
 };
 
 }  // namespace atlas

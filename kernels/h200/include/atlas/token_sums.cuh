@@ -1,5 +1,5 @@
 // Sums by token (decode_weights.cuh, kByToken) of row blocks that one or two pairs of thread blocks
-// have (paired_sums.cuh): what shared_sums.cuh is for sums by row.
+// have (cluster_sums.cuh): what shared_sums.cuh is for sums by row.
 //
 // Eights of tokens are a warp's: 2 * warp and the next. A thread block of a pair keeps one of them
 // when the pair has traded; of two pairs each gives those of every second warp, of which the other
@@ -20,7 +20,6 @@ constexpr bool kFitsTokenSums = Split::kN == 128 && Split::kWays == 2 && Split::
 
 template <class Split>
 struct TokenSums {
-  using Sums = SharedSums<Split>;
   static constexpr int kN = Split::kN, kEights = kTileRows / 8, kQuads = kN / 16;
   static constexpr int kScaleBytes = kTileRows * 4;
   static_assert(kFitsTokenSums<Split>, "one or two pairs, 128 tokens");
@@ -37,10 +36,10 @@ struct TokenSums {
 
   // The pair's sums in all[2 * j + e]. `spare`: of kScaleBytes.
   template <class Weights>
-  __device__ static void trade(const Weights& weights, const PairedSums<Split>& pair,
+  __device__ static void trade(const Weights& weights, const ClusterSums<Split>& cluster,
                                unsigned char* spare, float (&sum)[kN / 2], float (&all)[kN / 4]) {
     if constexpr (Weights::kTail != 0) scale(weights.row_scale, spare, sum);
-    pair.trade_by_token(sum, all);
+    cluster.trade_by_token(sum, all);
   }
   // Of two pairs, the other's, too: `rows` are there. False for warps whose eight others give.
   __device__ static bool finish(unsigned char* scratch, int rows, float (&all)[kN / 4]) {
@@ -77,31 +76,22 @@ struct TokenSums {
   __device__ static void put(uint4* to, const float (&all)[kN / 4]) {
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
-      Sums::store(to + n * kConsumers, Sums::inverted(all + 4 * n));
+      store_part(to + n * kConsumers, as_part(all + 4 * n));
     }
   }
   __device__ static void add(uint4* from, float (&all)[kN / 4]) {
     uint4 found[kQuads] = {};
-    bool missing = true;
-    while (missing) {
-      missing = false;
-#pragma unroll
-      for (int n = 0; n < kQuads; ++n) {
-        Sums::load(found[n], from + n * kConsumers, !Sums::there(found[n]));
-      }
-#pragma unroll
-      for (const uint4& part : found) missing |= !Sums::there(part);
-    }
+    await_parts(found, [&](int n) { return from + n * kConsumers; }, [](int) { return true; });
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
       float4 both = make_float4(all[4 * n] + 0.0f, all[4 * n + 1] + 0.0f, all[4 * n + 2] + 0.0f,
                                 all[4 * n + 3] + 0.0f);
-      Sums::add(both, found[n]);
+      add_part(both, found[n]);
       all[4 * n] = both.x;
       all[4 * n + 1] = both.y;
       all[4 * n + 2] = both.z;
       all[4 * n + 3] = both.w;
-      Sums::store(from + n * kConsumers, uint4{});
+      store_part(from + n * kConsumers, uint4{});
     }
   }
 };

@@ -13,7 +13,7 @@
 namespace atlas {
 
 template <class Split>
-class PairedSums {
+class ClusterSums {
  public:
   static constexpr int kN = Split::kN, kTogether = Split::kTogether, kWays = Split::kWays;
   static constexpr int kThreads = Split::kSides * kConsumers;
@@ -23,9 +23,9 @@ class PairedSums {
   // At the end of the block's shared memory.
   static constexpr int kBytes = Split::kTrades ? kGot + 16 : 0;
 
-  PairedSums() = default;  // of a block that does not trade
+  ClusterSums() = default;  // of a block that does not trade
   // Every thread makes one, before the product, whose constructor lets the others see the barrier.
-  __device__ explicit PairedSums(unsigned char* at)
+  __device__ explicit ClusterSums(unsigned char* at)
       : got_(reinterpret_cast<float4*>(at)), barrier_(reinterpret_cast<Barrier*>(at + kGot)) {
     if (!Split::kTrades || threadIdx.x != 0) return;
     barrier_->init(1);
