@@ -110,6 +110,8 @@ def test_a_stream_adds_up_to_the_whole_answer(client: openai.OpenAI, seed: int, 
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert neutral(events[-1].response) == neutral(whole)
     assert events[-1].type == f"response.{whole.status}"
+    # It was stored before its end was told.
+    assert client.responses.retrieve(events[-1].response.id).to_dict() == events[-1].response.to_dict()
     if whole.status == "completed":
         with client.responses.stream(model=MODEL, input="Hello", extra_body={"seed": seed}, **options) as stream:
             final = stream.get_final_response()
