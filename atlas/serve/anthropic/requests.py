@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta
 
+from atlas.engine.sampling import MAX_TEMPERATURE
 from atlas.serve.body import convert, decode
 from atlas.serve.errors import invalid, unsupported
+from atlas.serve.openai.requests import MAX_STOP_LENGTH, MAX_STOPS, SamplingFields, about
 from atlas.serve.unknown_fields import unknown_fields
+from atlas.text.tools import MAX_TOOLS
 
 CacheControl = Annotated[
-    dict[str, Any],
-    Meta(
-        description="Accepted wherever Anthropic's API has it. Prompts are cached by their prefixes without being told."
-    ),
+    dict[str, Any], about("Accepted wherever Anthropic's API has it; what is cached of prompts does not depend on it.")
 ]
+_SAME = about("As in /v1/chat/completions.")
 
 
 class Text(msgspec.Struct, tag_field="type", tag="text"):
@@ -98,7 +98,7 @@ class ThinkingConfig(msgspec.Struct):
     default holds."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int | None, Meta(extra_json_schema={"minimum": 1})] = None
+    budget_tokens: Annotated[int | None, about("Tokens after which thinking is ended.", minimum=1)] = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -125,57 +125,53 @@ class Metadata(msgspec.Struct):
 class Conversation(msgspec.Struct, kw_only=True):
     """Body of POST /v1/messages/count_tokens: all that makes the prompt. `null` is the same as leaving a field out."""
 
-    messages: list[Turn]
-    model: str | None = None
-    system: str | list[Text] | None = None
-    tools: list[Tool] | None = None
+    messages: Annotated[list[Turn], about("The conversation; the last turn is the user's.", minItems=1)]
+    model: Annotated[str | None, about("One of the served model's names.")] = None
+    system: Annotated[str | list[Text] | None, about("What stands before the conversation.")] = None
+    tools: Annotated[list[Tool] | None, about("Functions that the model may call.", maxItems=MAX_TOOLS)] = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None
+    output_format: Annotated[OutputFormat | None, about("The older name of output_config.format.")] = None
     cache_control: CacheControl | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, about("More variables for the chat template.")] = None
 
 
 class MessagesRequest(Conversation, kw_only=True):
     """Body of POST /v1/messages. The fields after `metadata` are this server's own."""
 
-    max_tokens: Annotated[int, Meta(extra_json_schema={"minimum": 1})]
-    stop_sequences: list[str] | None = None
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    max_tokens: Annotated[
+        int, about("Most tokens of the answer; more than the context has room for is cut to that.", minimum=1)
+    ]
+    stop_sequences: Annotated[
+        list[Annotated[str, about("Text.", minLength=1, maxLength=MAX_STOP_LENGTH)]] | None,
+        about("The answer ends before any of these.", maxItems=MAX_STOPS),
+    ] = None
+    stream: Annotated[bool | None, about("Answer with server-sent events, as the text comes.")] = None
+    temperature: Annotated[
+        float | None, about("Logits are divided by it; 0 takes the likeliest.", minimum=0, maximum=MAX_TEMPERATURE)
+    ] = None
+    top_p: Annotated[
+        float | None, about("Keep the likeliest tokens that make up this probability.", minimum=0, maximum=1)
+    ] = None
+    top_k: Annotated[int | None, about("Keep so many of the likeliest tokens; 0 or -1 for all.", minimum=-1)] = None
     metadata: Metadata | None = None
-    min_tokens: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    priority: int | None = None
+    min_tokens: Annotated[int | None, _SAME] = None
+    min_p: Annotated[float | None, _SAME] = None
+    repetition_penalty: Annotated[float | None, _SAME] = None
+    presence_penalty: Annotated[float | None, _SAME] = None
+    frequency_penalty: Annotated[float | None, _SAME] = None
+    logit_bias: Annotated[dict[str, float] | None, _SAME] = None
+    seed: Annotated[int | None, _SAME] = None
+    stop_token_ids: Annotated[list[int] | None, _SAME] = None
+    include_stop_str_in_output: Annotated[bool | None, _SAME] = None
+    ignore_eos: Annotated[bool | None, _SAME] = None
+    priority: Annotated[int | None, _SAME] = None
 
 
 SAMPLING = (
     "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_tokens",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "seed",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "priority",
+    *(name for name in MessagesRequest.__struct_fields__ if name in SamplingFields.__struct_fields__),
 )
 """Fields that mean what they mean in /v1/chat/completions."""
 

@@ -174,13 +174,17 @@ def _thinking(request: Conversation, chat: ChatRequest, presets: Presets) -> lis
         raise invalid("thinking.budget_tokens", f"{str(budget)[:40]}, but thinking is disabled", "one of the two")
     if budget is not None and budget < 1:
         raise invalid("thinking.budget_tokens", str(budget)[:40], "an integer of at least 1")
-    if disabled and reasons and switches.thinking is None and not has_effort:
-        chat.thinking_budget = 0  # a model that always thinks is stopped where it begins to
-    elif disabled:
+    if asked is None:
+        pass
+    elif switches.thinking is not None:
+        chat.thinking = ThinkingOptions("disabled" if disabled else "enabled", budget)
+    elif disabled and has_effort:
         chat.thinking = ThinkingOptions("disabled")
-    elif asked is not None and reasons:
-        chat.thinking = ThinkingOptions("enabled", budget)
-    elif asked is not None:
+    elif disabled and reasons:
+        chat.thinking_budget = 0  # a model that always thinks is stopped where it begins to
+    elif reasons:
+        chat.thinking_budget = budget
+    elif not disabled:
         # Both types allow thinking, at most so long; a model that has none keeps to that.
         unread.append("thinking")
     effort = request.output_config.effort if request.output_config else None
@@ -204,7 +208,7 @@ def _response_format(request: Conversation) -> dict[str, Any] | None:
 _NAMES = (
     # Fields of the chat request, and what they were in the request that was made.
     (re.compile(r"stop(?=\[|$)"), "stop_sequences"),
-    (re.compile(r"(?:thinking_budget|enable_thinking)$"), "thinking"),
+    (re.compile(r"thinking_budget$"), "thinking.budget_tokens"),
     (re.compile(r"reasoning_effort$"), "output_config.effort"),
     (re.compile(r"tool_choice\.function\.name$"), "tool_choice.name"),
     (re.compile(r"parallel_tool_calls$"), "tool_choice.disable_parallel_tool_use"),
