@@ -1,0 +1,133 @@
+"""Bodies of /v1/messages as chat requests: what thinking and effort mean to each kind of model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from atlas.config import ServeConfig
+from atlas.serve.anthropic.requests import SAMPLING, MessagesRequest, read
+from atlas.serve.anthropic.translate import Translation, callers_words, translate
+from atlas.serve.errors import ApiError, invalid
+from atlas.serve.openai.requests import ChatRequest
+from atlas.serve.presets import Presets
+from atlas.serve.reasoning import reasoning_of
+from atlas.text.chat_template import ChatTemplate
+
+TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+TEMPLATES = {
+    "plain": TURNS,
+    "switch": TURNS + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}",
+    "always": TURNS + "<think>\n",
+    "graded": "effort {{ reasoning_effort or 'medium' }}" + TURNS,
+    "both": "{{ reasoning_effort }}" + TURNS + "{% if not enable_thinking %}<think></think>{% endif %}",
+}
+
+
+def presets(kind: str) -> Presets:
+    parser = "none" if kind == "plain" else "think"
+    settings = ServeConfig(reasoning_parser=parser)  # type: ignore[arg-type]  # a literal
+    return Presets.of({}, {}, ChatTemplate(TEMPLATES[kind], {}), settings, presets=())
+
+
+def translated(kind: str, **fields: Any) -> Translation:
+    body = {"max_tokens": 8, "messages": [{"role": "user", "content": "hi"}], **fields}
+    request, _ = read(json.dumps(body).encode(), MessagesRequest)
+    return translate(request, presets(kind))
+
+
+ON, OFF = {"type": "enabled", "budget_tokens": 2048}, {"type": "disabled"}
+ADAPTIVE = {"type": "adaptive"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "thinking", "effort", "variables", "budget", "unread"),
+    [
+        # A model without reasoning keeps to every limit of it; nothing is refused, and it is told.
+        ("plain", None, None, {}, None, []),
+        ("plain", ON, None, {}, None, ["thinking"]),
+        ("plain", ADAPTIVE, "high", {}, None, ["thinking", "output_config.effort"]),
+        ("plain", OFF, None, {}, None, []),
+        ("switch", None, None, {}, None, []),
+        ("switch", ON, None, {"enable_thinking": True}, 2048, []),
+        ("switch", ADAPTIVE, None, {"enable_thinking": True}, None, []),
+        ("switch", {**ADAPTIVE, "budget_tokens": 9}, None, {"enable_thinking": True}, 9, []),
+        ("switch", OFF, None, {"enable_thinking": False}, None, []),
+        ("switch", OFF, "low", {"enable_thinking": False}, None, ["output_config.effort"]),
+        ("switch", None, "high", {}, None, ["output_config.effort"]),
+        ("always", None, None, {}, None, []),
+        ("always", ON, None, {}, 2048, []),
+        ("always", ADAPTIVE, "max", {}, None, ["output_config.effort"]),
+        ("always", OFF, None, {}, 0, []),
+        ("graded", ON, "low", {"reasoning_effort": "low"}, 2048, []),
+        ("graded", ADAPTIVE, "max", {"reasoning_effort": "high"}, None, []),
+        ("graded", None, "medium", {"reasoning_effort": "medium"}, None, []),
+        ("graded", OFF, None, {"reasoning_effort": "none"}, None, []),
+        ("both", ADAPTIVE, "xhigh", {"enable_thinking": True, "reasoning_effort": "high"}, None, []),
+    ],
+)
+def test_thinking(
+    kind: str, thinking: Any, effort: str | None, variables: dict[str, Any], budget: int | None, unread: list[str]
+) -> None:
+    translation = translated(kind, thinking=thinking, output_config=effort and {"effort": effort})
+    assert translation.unread == unread
+    asked = reasoning_of(translation.chat, presets(kind))
+    assert (asked.variables, asked.budget) == (variables, budget)
+
+
+def test_a_format_is_a_schema() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    wanted = {"type": "json_schema", "schema": schema}
+    for fields in ({"output_config": {"format": wanted}}, {"output_format": wanted}):
+        chat = translated("plain", **fields).chat
+        assert chat.response_format["type"] == "json_schema"
+        assert chat.response_format["json_schema"]["schema"] == schema
+    with pytest.raises(ApiError, match="output_format: another format"):
+        translated("plain", output_format=wanted, output_config={"format": {**wanted, "schema": {}}})
+
+
+def test_every_sampling_field_is_one_of_chat() -> None:
+    assert set(SAMPLING) <= set(ChatRequest.__struct_fields__)
+    assert {"temperature", "top_k", "seed", "priority", "max_tokens"} <= set(SAMPLING)
+
+
+PATHS = ["system", "messages.0", "messages.2.content.1"]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("messages", "messages"),
+        ("messages[0].content", "system"),
+        ("messages[1].content[3].text", "messages.0"),
+        ("messages[2]", "messages.2.content.1"),
+        ("messages[2].tool_calls[0].function.arguments", "messages.2.content.1.tool_calls.0.function.arguments"),
+        ("stop", "stop_sequences"),
+        ("stop[3]", "stop_sequences.3"),
+        ("stop_token_ids[3]", "stop_token_ids.3"),
+        ("tools[1].function.parameters.properties", "tools.1.input_schema.properties"),
+        ("tools[1].function.name", "tools.1.name"),
+        ("tools[1].defer_loading", "tools.1.defer_loading"),
+        ("tool_choice", "tool_choice"),
+        ("tool_choice.function.name", "tool_choice.name"),
+        ("thinking_budget", "thinking.budget_tokens"),
+        ("reasoning_effort", "output_config.effort"),
+        ("response_format.json_schema.schema.properties.a", "output_config.format.schema.properties.a"),
+        ("response_format", "output_config.format"),
+        ("max_tokens", "max_tokens"),
+    ],
+)
+def test_errors_are_about_what_the_caller_wrote(path: str, expected: str) -> None:
+    with pytest.raises(ApiError) as caught, callers_words(PATHS):
+        raise invalid(path, "7", "8")
+    assert caught.value.body.param == expected
+    assert caught.value.body.message == f"{expected}: 7; accepted: 8"
+
+
+def test_an_error_without_a_field_stays_what_it_is() -> None:
+    with pytest.raises(ApiError) as caught, callers_words(PATHS):
+        raise ApiError(503, "server_loading", "the server is loading", headers={"Retry-After": "5"})
+    assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "5"})
+    assert caught.value.body.message == "the server is loading"
