@@ -36,6 +36,13 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
 }
 """By the name that the command line and the models' presets use."""
 
+
+def shown_words(tool_format: ToolFormat | None, markers: Markers | None) -> frozenset[str]:
+    """The words that a parser looks for: special tokens in them have to be in the text that it reads."""
+    words = (markers.start, markers.end) if markers else ()
+    return frozenset((*words, *(tool_format.words if tool_format else ())))
+
+
 __all__ = [
     "MARKERS",
     "TOOL_FORMATS",
@@ -52,4 +59,5 @@ __all__ = [
     "ToolFormat",
     "Tools",
     "collect",
+    "shown_words",
 ]

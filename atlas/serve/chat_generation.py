@@ -12,7 +12,7 @@ import msgspec
 
 from atlas.engine.sampling import Thinking
 from atlas.errors import RequestError
-from atlas.parsers import AnswerParser, Markers, ToolFormat
+from atlas.parsers import AnswerParser, Markers, ToolFormat, shown_words
 from atlas.serve.errors import ApiError, invalid, unsupported
 from atlas.serve.frontend import ChatPrompt, Frontend
 from atlas.serve.generation import Job
@@ -25,7 +25,6 @@ from atlas.text.messages import guard_all
 from atlas.text.tools import Tool, check_choice, check_tools
 
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_.-]{0,64}")
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -54,12 +53,6 @@ class Plan(msgspec.Struct, frozen=True):
     variables: dict[str, Any]
     unread: list[str]
 
-    @property
-    def shown(self) -> frozenset[str]:
-        """The words whose special tokens the parser has to see."""
-        words = (self.markers.start, self.markers.end) if self.markers else ()
-        return frozenset((*words, *(self.format.words if self.format else ())))
-
 
 async def prepare(
     service: Service,
@@ -80,16 +73,16 @@ async def prepare(
     with renamed(fields or {}):
         service.check_model(request.model)
         frontend, ready = serving.frontend, serving.ready
+        plan = await frontend.run(partial(plan_of, frontend, request), body_size)
         checked = partial(
             check,
             request,
-            frontend.defaults,
+            frontend.presets.sampling(plan.reasoning.asked.thinks),
             ends=frontend.tokenizer.eos_token_ids,
             vocab_size=ready.vocab_size,
             seed=service.config.seed,
         )
         sampling = await frontend.run(checked, body_size)
-        plan = await frontend.run(partial(plan_of, frontend, request), body_size)
         headers = service.report_ignored([*ignored, *plan.unread])
         prompt = await chat_prompt(serving, request, plan, body_size)
         inside = plan.markers is not None and plan.markers.inside(prompt.text)
@@ -100,14 +93,21 @@ async def prepare(
         if plan.format is not None or plan.markers is not None:
             parser = partial(AnswerParser, plan.format, plan.schemas, plan.markers, inside=inside)
             one_call = plan.format is not None and request.parallel_tool_calls is False
-            jobs = [msgspec.structs.replace(job, parser=parser, shown=plan.shown, one_call=one_call) for job in jobs]
+            shown = shown_words(plan.format, plan.markers)
+            jobs = [msgspec.structs.replace(job, parser=parser, shown=shown, one_call=one_call) for job in jobs]
     return Prepared(jobs, headers | notes)
 
 
 async def chat_prompt(serving: Serving, request: ChatRequest, plan: Plan, body_size: int) -> ChatPrompt:
     """The prompt of a conversation."""
     return await serving.frontend.chat_prompt(
-        request.messages, serving.ready.max_context, body_size, tools=plan.tools, variables=plan.variables
+        request.messages,
+        serving.ready.max_context,
+        body_size,
+        tools=plan.tools,
+        variables=plan.variables,
+        add_generation_prompt=request.add_generation_prompt is not False,
+        continue_final=bool(request.continue_final_message),
     )
 
 
@@ -117,10 +117,8 @@ def plan_of(frontend: Frontend, request: ChatRequest) -> Plan:
     presets = frontend.presets
     markers, switches = presets.markers, presets.switches
     reasoning = reasoning_of(request, presets)
-    variables, unread = _template_variables(frontend, request, switches.names)
-    for name, value in reasoning.variables.items():
-        if variables.setdefault(name, value) != value:
-            raise invalid(f"chat_template_kwargs.{name}", str(variables[name])[:80], f"{value}, as another field says")
+    variables, unread = _guarded(frontend, reasoning.asked.variables), list(reasoning.asked.ignored)
+    _check_continued(request)
     tools = request.tools or []
     try:
         schemas = check_tools(tools)
@@ -141,24 +139,29 @@ def plan_of(frontend: Frontend, request: ChatRequest) -> Plan:
     return Plan(tools, schemas, presets.parser, markers, reasoning, variables, unread)
 
 
-def _template_variables(
-    frontend: Frontend, request: ChatRequest, known: frozenset[str]
-) -> tuple[dict[str, Any], list[str]]:
-    """What `chat_template_kwargs` gives the template, and the paths of what it does not ask for."""
-    given = request.chat_template_kwargs or {}
-    for name in given:
-        if name in _RESERVED or name in frontend.tokenizer.special_tokens_map:
-            raise invalid(f"chat_template_kwargs.{name}", "a name that is the server's", "other names")
+def _guarded(frontend: Frontend, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables of the template in which no text of the client becomes a special token."""
 
     def guard(text: str) -> str:
         # Templates compare such words; a guard in one would make it another.
         return text if _PLAIN_WORD.fullmatch(text) else frontend.tokenizer.guard(text)
 
     try:
-        variables = guard_all({name: value for name, value in given.items() if name in known}, guard)
+        return {name: guard_all(value, guard) for name, value in variables.items()}
     except RecursionError:
         raise invalid("chat_template_kwargs", "nested too deeply") from None
-    return variables, [f"chat_template_kwargs.{name}" for name in given if name not in known]
+
+
+def _check_continued(request: ChatRequest) -> None:
+    """Raises ApiError 400: there is nothing that an answer could go on with."""
+    if not request.continue_final_message or not request.messages:
+        return
+    last = request.messages[-1]
+    if last.role != "assistant" or last.tool_calls:
+        found = f"true, but the last message is the {last.role}'s{' and has tool calls' if last.tool_calls else ''}"
+        raise invalid("continue_final_message", found, "an assistant's message with content as the last one")
+    if request.add_generation_prompt:
+        raise invalid("continue_final_message", "true, and add_generation_prompt as well", "one of the two")
 
 
 def _thinking(frontend: Frontend, plan: Plan, inside: bool) -> Thinking | None:

@@ -13,6 +13,7 @@ import msgspec
 from atlas.config import Origin, ServeConfig
 from atlas.engine.sampling_defaults import SamplingDefaults
 from atlas.errors import CheckpointError, ConfigError, RequestError
+from atlas.parsers import shown_words
 from atlas.serve.errors import ApiError, invalid
 from atlas.serve.offload import Offload
 from atlas.serve.presets import Presets
@@ -34,6 +35,9 @@ SLOW_SECONDS = 0.05
 
 _CHARACTERS_PER_TOKEN = 16
 """Far above any real text's average; only decides when a first look at the beginning is worth it."""
+
+_HERE = "\ufdd1"
+"""Marks the end of a content that the answer goes on with; like the tokenizer's guard, no text means anything by it."""
 
 T = TypeVar("T")
 
@@ -76,6 +80,8 @@ class Frontend:
             tokenizer = Tokenizer.from_checkpoint(checkpoint)
             template, fault = _template(tokenizer, config.chat_template)
             presets = Presets.of(checkpoint.config, checkpoint.generation_config, template, config, origins)
+        for words in (shown_words(None, presets.markers), shown_words(presets.parser, presets.markers)):
+            tokenizer.show(words)  # made here: for a large vocabulary it takes a second
         if template is None:
             logger.warning("%s: /v1/chat/completions will answer 400, /v1/completions works", fault)
         return cls(tokenizer, template, presets, fault)
@@ -100,10 +106,12 @@ class Frontend:
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        continue_final: bool = False,
     ) -> ChatPrompt:
         """A conversation through the model's template. Raises ApiError 400: refused by it, or too long.
 
         max_context: tokens that prompt and answer may have together; None: it is not going to be answered.
+        continue_final: the prompt ends where the content of the last message does, so that the answer goes on with it.
         """
         template = self.require_template()
         if not messages:
@@ -118,15 +126,22 @@ class Frontend:
                 raise invalid(error.where, error.found, error.accepted) from None
             except RecursionError:
                 raise invalid("messages", "arguments or schemas nested too deeply") from None
+            if continue_final:
+                conversation[-1]["content"] += _HERE
             try:
                 text = template.render(
                     conversation,
                     tools=declared,
                     variables=variables,
-                    add_generation_prompt=add_generation_prompt,
+                    add_generation_prompt=add_generation_prompt and not continue_final,
                 )
             except RequestError as error:
                 raise ApiError(400, "chat_template_error", str(error), "messages") from None
+            if continue_final:
+                text, found, _ = text.rpartition(_HERE)
+                if not found:
+                    found = "the chat template does not show the last message's content"
+                    raise invalid("continue_final_message", found)
             ids = _encode(self.tokenizer.encode_rendered, text, max_context, "messages")
             return ChatPrompt(ids, text)
 

@@ -35,7 +35,7 @@ class Tokenizer:
 
     def __init__(self, files: TokenizerFiles, config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> None:
         self._document = files.tokenizer_json
-        self._showing: dict[frozenset[str], tokenizers.Tokenizer] = {}
+        self._showing: dict[frozenset[int], tokenizers.Tokenizer] = {}
         self._source = files.source
         self._tokenizer = self._load(files.tokenizer_json)
         added = self._tokenizer.get_added_tokens_decoder()
@@ -211,17 +211,14 @@ class Tokenizer:
 
     def show(self, words: frozenset[str]) -> tokenizers.Tokenizer:
         """The tokenizer to whose decoder the special tokens in these words are text. Made once for each set."""
-        if not words:
+        ids = frozenset(index for index, token in self._special.items() if any(token.content in word for word in words))
+        if not ids:
             return self._tokenizer
-        if (made := self._showing.get(words)) is None:
-            ids = {index for index, token in self._special.items() if any(token.content in word for word in words)}
-            made = self._tokenizer
-            if ids:
-                document = json.loads(self._document)
-                for token in document["added_tokens"]:
-                    token["special"] = token["special"] and token["id"] not in ids
-                made = self._load(json.dumps(document))
-            self._showing[words] = made
+        if (made := self._showing.get(ids)) is None:
+            document = json.loads(self._document)
+            for token in document["added_tokens"]:
+                token["special"] = token["special"] and token["id"] not in ids
+            made = self._showing[ids] = self._load(json.dumps(document))
         return made
 
     def id_to_token(self, index: int) -> str | None:

@@ -22,7 +22,8 @@ from atlas.serve.service import Service, Serving
 from tests.serve.serve_harness import EOT, SPECIAL, make_checkpoint
 
 TEMPLATE = (
-    "{{ bos_token }}{% for t in tools or [] %}<|tool|>{{ t | tojson }}{% endfor %}"
+    "{{ bos_token }}{% if style is defined %}({{ style }}){% endif %}"
+    "{% for t in tools or [] %}<|tool|>{{ t | tojson }}{% endfor %}"
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
     "{% if m.reasoning_content %}(thought {{ m.reasoning_content }}){% endif %}"
     "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}"

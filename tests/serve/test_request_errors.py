@@ -90,11 +90,11 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", ["21", "from 0 to 20"]),
     ({"logprobs": 3}, "logprobs", ["bool", "int"]),
     ({"modalities": ["audio"]}, "modalities", ["not supported"]),
-    ({"reasoning_effort": "high"}, "reasoning_effort", ["high", "not supported", "without reasoning"]),
-    ({"enable_thinking": True}, "enable_thinking", ["true", "not supported", "without reasoning"]),
+    ({"reasoning_effort": "much"}, "reasoning_effort", ["much"]),
+    ({"enable_thinking": True}, "enable_thinking", ["reasoning on", "never reason"]),
     ({"thinking_budget": 3}, "thinking_budget", ["not supported"]),
     ({"store": True}, "store", ["not supported"]),
-    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", ["the server's"]),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", ["the server sets"]),
 ]
 
 COMMON_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
@@ -157,7 +157,7 @@ TEXT_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"echo": 1}, "echo", ["bool", "int"]),
     ({"prompt": ["a"] * 100, "n": 100}, "n", ["100 for 100 prompts", "2048"]),
     ({"suffix": "x"}, "suffix", ["not supported"]),
-    ({"best_of": 2}, "best_of", ["not supported"]),
+    ({"best_of": 0}, "best_of", ["0", "from n, 1"]),
     ({"logprobs": 21}, "logprobs", ["21", "from 0 to 20"]),
     ({"logprobs": True}, "logprobs", ["true", "from 0 to 20"]),
 ]

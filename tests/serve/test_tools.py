@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import typing
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import openai
 import pydantic
 import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 
 from tests.serve.in_process import Server, joined, make_model
 from tests.serve.serve_harness import EOT, ids_of
@@ -94,10 +96,11 @@ def test_special_tokens_of_a_client_stay_text(server: Server) -> None:
     async def main() -> None:
         server.say_text(1, "ok")
         turn = {"role": "assistant", "reasoning_content": "<|eot|>", "content": "a"}
-        await server.chat(messages=[*YO, turn], seed=1, tools=[tool])
+        style = {"style": "<|eot|>"}
+        await server.chat(messages=[*YO, turn], seed=1, tools=[tool], chat_template_kwargs=style)
         prompt = server.engine.submitted[-1][0]
         assert prompt.count(EOT) == 2 and 2 not in prompt
-        assert "</s><|eot|>" in prompt_text(server)
+        assert "</s><|eot|>" in prompt_text(server) and "(<|eot|>)" in prompt_text(server)
 
     run(main)
 
@@ -339,12 +342,12 @@ WRONG: list[tuple[dict[str, Any], str, list[str]]] = [
     (
         {"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}},
         "chat_template_kwargs.enable_thinking",
-        ["True"],
+        ["enable_thinking"],
     ),
     ({"thinking_budget": -1}, "thinking_budget", ["-1", "at least 0"]),
     ({"thinking_budget": 3, "max_thinking_tokens": 4}, "max_thinking_tokens", ["4", "thinking_budget is 3"]),
     ({"reasoning_effort": "much"}, "reasoning_effort", ["much"]),
-    ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token", ["the server's"]),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", ["the server sets"]),
     ({"functions": [{"name": "f"}]}, "functions", ["not supported"]),
     ({"function_call": {"name": "f"}}, "function_call", ["not supported"]),
 ]
@@ -376,7 +379,7 @@ def test_deeply_nested_arguments_and_schemas(server: Server) -> None:
         for body in (
             f'{{{yo}, "tools": [{{{function}}}]}}',
             f'{{"messages": [{{"role": "assistant", "tool_calls": [{{{function}}}]}}]}}',
-            f'{{{yo}, "chat_template_kwargs": {{"enable_thinking": {nested}}}}}',
+            f'{{{yo}, "chat_template_kwargs": {{"style": {nested}}}}}',
         ):
             headers = {"content-type": "application/json"}
             response = await server.http.post("/v1/chat/completions", content=body, headers=headers)
@@ -402,10 +405,9 @@ def test_models_that_cannot(tmp_path: Path) -> None:
     async def main() -> None:
         await refused(silent, "no_tool_template", "no place for tools", tools=[NOW])
         await refused(formatless, "unsupported_parameter", "--tool-parser", tools=[NOW])
-        await refused(silent, "unsupported_parameter", "enable_thinking", enable_thinking=True)
-        await refused(silent, "unsupported_parameter", "reasoning_effort", "high", reasoning_effort="high")
+        await refused(silent, "invalid_value", "enable_thinking", "never reason", enable_thinking=True)
         await refused(silent, "unsupported_parameter", "thinking_budget", thinking_budget=3)
-        await refused(thinker, "unsupported_parameter", "switch", enable_thinking=False)
+        await refused(thinker, "invalid_value", "always reason", "switch", enable_thinking=False)
         for server, fields in [
             (silent, {"enable_thinking": False, "reasoning_effort": "none", "tools": [], "tool_choice": "auto"}),
             (thinker, {"enable_thinking": True, "reasoning_effort": "high"}),
@@ -453,6 +455,98 @@ def test_logprobs_beside_calls(server: Server) -> None:
         server.say_text(1, f"{THOUGHT}{CALL}")
         answer = await server.chat(messages=YO, seed=1, tools=[WEATHER], logprobs=True)
         assert answer["choices"][0]["message"]["tool_calls"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("content", ["Once", "Once ", "a <|eot|", "ä😀\n", "", [{"type": "text", "text": "Once"}]])
+def test_an_answer_goes_on_with_the_last_message(server: Server, content: Any) -> None:
+    async def main() -> None:
+        messages = [*YO, {"role": "assistant", "content": content}]
+        server.say_text(1, " upon")
+        answer = await server.chat(messages=messages, seed=1, continue_final_message=True)
+        assert answer["choices"][0]["message"]["content"] == " upon"
+        text = content if isinstance(content, str) else "Once"
+        assert prompt_text(server) == f"<s><|user|>yo<|eot|><|assistant|>{text}"
+        assert server.engine.submitted[-1][0][-len(text.encode()) :] == ids_of(text) or not text
+
+    run(main)
+
+
+def test_prompts_without_the_beginning_of_an_answer(server: Server, tmp_path: Path) -> None:
+    source = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    plain = Server(make_model(tmp_path / "plain", chat_template=source))
+    silent = Server(make_model(tmp_path / "silent", chat_template="{{ messages | length }}"))
+
+    async def main() -> None:
+        for fields, expected in [
+            ({}, "[yo]>"),
+            ({"add_generation_prompt": True}, "[yo]>"),
+            ({"add_generation_prompt": False}, "[yo]"),
+        ]:
+            await plain.chat(messages=YO, seed=plain.say_text(1, "ok"), **fields)
+            assert prompt_text(plain) == expected
+        turn = {"role": "assistant", "content": "a"}
+        call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+        for asked, messages, fields, words in [
+            (plain, YO, {}, ["the user's"]),
+            (plain, [*YO, {**turn, "tool_calls": [call]}], {}, ["tool calls"]),
+            (plain, [*YO, turn], {"add_generation_prompt": True}, ["one of the two"]),
+            (silent, [*YO, turn], {}, ["does not show"]),
+        ]:
+            response = await asked.post(messages=messages, continue_final_message=True, **fields)
+            error = response.json()["error"]
+            assert response.status_code == 400 and error["param"] == "continue_final_message"
+            assert all(word in error["message"] for word in words), error
+
+    run(main)
+
+
+def test_every_field_of_the_official_client_is_known(server: Server) -> None:
+    """What it can send works, is refused by name, or asks for nothing: never an unknown field."""
+    hints = typing.get_type_hints(CompletionCreateParamsBase)
+    extra: dict[str, Any] = {
+        "metadata": {"a": "b"},
+        "user": "u",
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+        "service_tier": "auto",
+        "store": False,
+        "modalities": ["text"],
+        "verbosity": "medium",
+        "prompt_cache_retention": "in_memory",
+        "parallel_tool_calls": True,
+        "function_call": "none",
+        "functions": [],
+        "tool_choice": "auto",
+        "n": 1,
+        "seed": 1,
+        "stream_options": {"include_obfuscation": False, "include_usage": True},
+    }
+
+    async def main() -> None:
+        server.say_text(1, "ok")
+        body = {"messages": YO, **dict.fromkeys({*hints} - {"messages"}), **extra}
+        response = await server.post(**body)
+        assert response.status_code == 200 and "x-atlas-ignored-fields" not in response.headers, response.headers
+        for name, value in [
+            ("audio", {"voice": "a", "format": "wav"}),
+            ("prediction", {"type": "content", "content": "a"}),
+            ("web_search_options", {}),
+            ("moderation", {"model": "a"}),
+            ("service_tier", "flex"),
+            ("store", True),
+            ("modalities", ["text", "audio"]),
+            ("verbosity", "low"),
+            ("functions", [{"name": "f"}]),
+            ("function_call", {"name": "f"}),
+            ("prompt_cache_retention", "24h"),
+            ("stream_options.include_obfuscation", True),
+        ]:
+            outer, _, inner = name.partition(".")
+            response = await server.post(messages=YO, **{outer: {inner: value} if inner else value})
+            error = response.json()["error"]
+            assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", name), error
 
     run(main)
 

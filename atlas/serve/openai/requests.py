@@ -43,6 +43,9 @@ class StreamOptions(msgspec.Struct):
 
     include_usage: Annotated[bool | None, about("A last chunk tells the tokens used.")] = None
     continuous_usage_stats: Annotated[bool | None, about("Every chunk tells the tokens used so far.")] = None
+    include_obfuscation: Annotated[
+        bool | None, about("true is refused: chunks are not padded against observers of their size.")
+    ] = None
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -120,9 +123,16 @@ class GenerationFields(SamplingFields, kw_only=True):
         ),
     ] = None
     stream_options: StreamOptions | None = None
+    safety_identifier: Annotated[str | None, about("The newer name of user.")] = None
+    prompt_cache_key: Annotated[
+        str | None, about("A hint which prompts begin alike; the answer does not depend on it.")
+    ] = None
+    metadata: Annotated[
+        dict[str, Any] | None, about("Notes that OpenAI keeps with stored answers; the answer does not depend on them.")
+    ] = None
 
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ReasoningOptions(msgspec.Struct):
@@ -156,6 +166,12 @@ class ChatRequest(GenerationFields, kw_only=True):
     ] = None
     parallel_tool_calls: Annotated[bool | None, about("false: the first complete call ends the answer.")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, about("More variables for the chat template.")] = None
+    add_generation_prompt: Annotated[
+        bool | None, about("false: the prompt ends with the last message, and not with the beginning of an answer.")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, about("The answer goes on with the last message, an assistant's, and does not repeat it.")
+    ] = None
     enable_thinking: Annotated[bool | None, about("The chat template's own switch of reasoning.")] = None
     reasoning_effort: Annotated[
         Effort | None, about("For the chat template; one that has only a switch is turned off by none, else on.")
@@ -227,9 +243,13 @@ _NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "verbosity": (),
+    "verbosity": ("medium",),
     "web_search_options": (),
+    "moderation": (),
+    "service_tier": ("auto", "default"),
     "store": (False,),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
+    "prompt_cache_options": ({},),
 }
 
 _NEUTRAL_COMPLETION: Mapping[str, tuple[Any, ...]] = {

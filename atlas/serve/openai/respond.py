@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atlas.engine.messages import TokenLogprobs
+from atlas.serve.errors import unsupported
 from atlas.serve.generation import Delta, Job, Whole, collect, generate_all
 from atlas.serve.http import EventStream, event, json_response, unless_gone
 from atlas.serve.limits import Account, account_of
@@ -63,6 +64,8 @@ async def respond(
 
     pick: which of the finished jobs an answer in one piece consists of, if not all.
     """
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        raise unsupported("stream_options.include_obfuscation", "true")
     frame: Answer[Any] = Answer(
         id=form.id_prefix + secrets.token_hex(12),
         object=form.chunk_object if request.stream else form.object,
