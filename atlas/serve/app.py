@@ -37,7 +37,7 @@ def create_app(service: Service, keys: Iterable[bytes], bound: Sequence[str]) ->
     """
 
     app = Starlette(
-        routes=[_route(endpoint, service) for endpoint in ENDPOINTS],
+        routes=_routes(service),
         exception_handlers={HTTPException: _http_error},
     )
     # From the inside out. Whoever is turned away by an outer layer costs the inner ones nothing.
@@ -47,20 +47,29 @@ def create_app(service: Service, keys: Iterable[bytes], bound: Sequence[str]) ->
     return tracking.Tracking(guarded, service.metrics, service.finished)
 
 
-def _route(endpoint: Endpoint, service: Service) -> Route:
+def _routes(service: Service) -> list[Route]:
+    """One for each path: a router looks no further than the first that has the path, whatever its methods are."""
+    paths: dict[str, dict[str, Endpoint]] = {}
+    for endpoint in ENDPOINTS:
+        paths.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+    return [_route(path, endpoints, service) for path, endpoints in paths.items()]
+
+
+def _route(path: str, endpoints: dict[str, Endpoint], service: Service) -> Route:
     async def handle(request: Request) -> Response:
-        tracking.route_taken(endpoint.path)
+        tracking.route_taken(path)
+        method = "GET" if request.method == "HEAD" else request.method
         try:
-            return await endpoint.handler(request, service)
+            return await endpoints[method].handler(request, service)
         except ApiError as error:
             return error.response(request.scope)
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
         except Exception:
-            logger.exception("%s %s failed", endpoint.method, endpoint.path)
+            logger.exception("%s %s failed", method, path)
             return ApiError(500, "internal_error", "the server failed on this request").response(request.scope)
 
-    return Route(endpoint.path, handle, methods=[endpoint.method])
+    return Route(path, handle, methods=list(endpoints))
 
 
 class _Counting:

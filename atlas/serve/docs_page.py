@@ -135,11 +135,18 @@ def _operation(path: str, method: str, operation: dict[str, Any], errors: dict[s
                 "status": status,
                 "description": answer["description"],
                 "content": [
-                    (media, say(content["schema"]) if content["schema"] != {"type": "string"} else "")
-                    for media, content in answer.get("content", {}).items()
+                    (media, _content(content["schema"])) for media, content in answer.get("content", {}).items()
                 ],
             }
             for status, response in operation["responses"].items()
             for answer in [errors[response["$ref"].rsplit("/", 1)[1]] if "$ref" in response else response]
         ],
     }
+
+
+def _content(schema: dict[str, Any]) -> str:
+    if schema == {"type": "string"}:
+        return ""
+    if event := schema.get("properties", {}).get("data"):
+        return " or ".join(say(part.get("contentSchema", part)) for part in event["anyOf"])
+    return say(schema)

@@ -147,7 +147,7 @@ class JsonOnly:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan" and scope["method"] not in ("GET", "HEAD", "OPTIONS", "DELETE"):
+        if scope["type"] != "lifespan" and scope["method"] not in ("GET", "HEAD", "OPTIONS", "DELETE", "TRACE"):
             try:
                 text = _single(scope, b"content-type") or ""
                 kind = text.partition(";")[0].strip().lower()

@@ -132,8 +132,9 @@ def _operation(endpoint: Endpoint, schemas: Mapping[Any, Json], keyed: bool) -> 
 def _responses(endpoint: Endpoint, schemas: Mapping[Any, Json], closed: bool) -> Json:
     statuses = {*_ANY, *endpoint.errors}
     statuses |= {*_WITH_BODY} if endpoint.body is not None else set()
+    statuses |= {415} if endpoint.method == "POST" else set()
     statuses |= {401} if closed else set()
-    kind = "AnthropicError" if speaks_anthropic({"path": endpoint.path}) else "Error"
+    kind = "Error" if _error_shape(endpoint) is ErrorResponse else "AnthropicError"
     responses: Json = {str(status): {"$ref": f"#/components/responses/{kind}{status}"} for status in statuses}
     for status, answer in endpoint.answers.items():
         names = ["x-request-id", *(["x-atlas-ignored-fields"] if endpoint.body is not None else [])]
@@ -143,10 +144,22 @@ def _responses(endpoint: Endpoint, schemas: Mapping[Any, Json], closed: bool) ->
         elif answer is not None:
             response["content"] = {"application/json": {"schema": schemas[answer]}}
             if endpoint.stream is not None:
-                response["description"] += "; with `stream`, server-sent events: the schema is of the data of one"
-                response["content"]["text/event-stream"] = {"schema": schemas[endpoint.stream]}
+                response["description"] += "; with `stream`, server-sent events: the schema is of one"
+                data = {"anyOf": [schemas[endpoint.stream], schemas[_error_shape(endpoint)]]}
+                response["content"]["text/event-stream"] = {"schema": _event(data)}
         responses[str(status)] = response
     return dict(sorted(responses.items()))
+
+
+def _event(data: Json) -> Json:
+    """A server-sent event whose data is JSON of a schema; or the one that ends OpenAI's streams."""
+    json = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    properties = {"event": {"type": "string"}, "data": {"anyOf": [{"const": "[DONE]"}, json]}}
+    return {"type": "object", "properties": properties, "required": ["data"]}
+
+
+def _error_shape(endpoint: Endpoint) -> Any:
+    return AnthropicErrorResponse if speaks_anthropic({"path": endpoint.path}) else ErrorResponse
 
 
 def _error_responses(schemas: Mapping[Any, Json], keyed: bool, anthropic: bool) -> Json:
@@ -188,27 +201,32 @@ def _schemas(bodies: Sequence[Any], answers: Sequence[Any], strict: bool) -> tup
         component = components[_name(reference)]
         if struct not in read:
             component["required"] = _always_there(struct)
-        elif strict and struct not in written:
+            continue
+        tag = struct.__struct_config__.tag_field
+        if read[struct] and tag in component["required"]:
+            component["required"].remove(tag)  # nothing else could be meant there, so msgspec takes it without, too
+        if strict and struct not in written:
             component["additionalProperties"] = False
     return dict(zip(types, map(_hoisted, found), strict=False)), components
 
 
-def _structs(types: Sequence[Any]) -> dict[Any, None]:
-    """The structs that types are made of, in order."""
-    seen: dict[Any, None] = {}
+def _structs(types: Sequence[Any]) -> dict[Any, bool]:
+    """The structs that types are made of, in order; and whether each is the only one at some place."""
+    seen: dict[Any, bool] = {}
 
-    def visit(kind: inspect.Type) -> None:
+    def visit(kind: inspect.Type, alone: bool = True) -> None:
         match kind:
             case inspect.StructType():
-                if kind.cls not in seen:
-                    seen[kind.cls] = None
-                    for field in kind.fields:
-                        visit(field.type)
+                known = kind.cls in seen
+                seen[kind.cls] = alone or seen.get(kind.cls, False)
+                for field in () if known else kind.fields:
+                    visit(field.type)
             case inspect.Metadata():
-                visit(kind.type)
+                visit(kind.type, alone)
             case inspect.UnionType():
+                structs = sum(isinstance(one, inspect.StructType) for one in kind.types)
                 for one in kind.types:
-                    visit(one)
+                    visit(one, structs < 2)
             case inspect.ListType() | inspect.VarTupleType():
                 visit(kind.item_type)
             case inspect.DictType():

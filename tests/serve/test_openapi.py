@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 import schemathesis
 from serve_harness import RunningServer, Start
@@ -18,6 +19,7 @@ from atlas.serve.auth import OPEN_PATHS
 from atlas.serve.openapi import document
 from atlas.serve.reference import say
 from atlas.serve.routes import ENDPOINTS
+from atlas.text.messages import TextPart
 
 DOCUMENT = document(ENDPOINTS)
 YO = [{"role": "user", "content": "yo"}]
@@ -60,6 +62,10 @@ def conforms(method: str, path: str, status: int, media: str, value: Any) -> Non
     if "$ref" in response:
         response = CLOSED["components"]["responses"][response["$ref"].rsplit("/", 1)[1]]
     schema = {**response["content"][media]["schema"], "components": CLOSED["components"]}
+    if media == "text/event-stream":
+        jsonschema.validate({"data": json.dumps(value)}, schema, cls=jsonschema.Draft202012Validator)
+        (data,) = [one for one in schema["properties"]["data"]["anyOf"] if "contentSchema" in one]
+        schema = {**data["contentSchema"], "components": CLOSED["components"]}
     jsonschema.validate(value, schema, cls=jsonschema.Draft202012Validator)
 
 
@@ -127,6 +133,30 @@ def test_what_the_server_answers_is_what_it_says(shared: RunningServer) -> None:
             assert answer.status_code == status
             conforms("post", path, status, "application/json", answer.json())
         conforms("post", path, 415, "application/json", shared.http.post(path, content=b"{}").json())
+
+
+def test_what_a_body_may_leave_out() -> None:
+    """The tag of a struct that is the only one at its place may be left out, and then it is not required."""
+    schema = {"$ref": "#/components/schemas/TextPart", "components": DOCUMENT["components"]}
+    for part, valid in (
+        ({"text": "a"}, True),
+        ({"text": "a", "type": "text"}, True),
+        ({"text": "a", "type": "x"}, False),
+    ):
+        found = jsonschema.Draft202012Validator(schema).is_valid(part)
+        assert found is valid
+        try:
+            msgspec.convert(part, TextPart)
+        except msgspec.ValidationError:
+            assert not valid
+
+
+def test_all_methods_of_a_path_are_allowed_there(shared: RunningServer) -> None:
+    for path, methods in DOCUMENT["paths"].items():
+        answer = shared.http.request("TRACE", re.sub(r"\{\w+\}", "x", path))
+        assert answer.status_code == 405
+        expected = {method.upper() for method in methods} | ({"HEAD"} if "get" in methods else set())
+        assert set(answer.headers["allow"].split(", ")) == expected
 
 
 def test_the_server_serves_the_document(shared: RunningServer) -> None:
