@@ -27,6 +27,7 @@ from atlas.serve.openai.responses import (
     list_input_items,
     retrieve_response,
 )
+from atlas.serve.openai.responses_items import ItemReference, MessageItem
 from atlas.serve.openai.responses_objects import InputItemList, ResponseDeleted, ResponseObject
 from atlas.serve.openai.responses_request import REFUSED, Includable, ResponseRequest
 from atlas.serve.scrape import metrics
@@ -118,6 +119,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         tag="OpenAI",
         body=ResponseRequest,
         refused=REFUSED,
+        untagged=(MessageItem, ItemReference),
         answers={200: ResponseObject},
         stream=StreamEvent,
     ),
