@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import hashlib
-import importlib.util
 import logging
 import os
 import shlex
@@ -25,6 +24,7 @@ from atlas.config import Origin, ServeConfig
 from atlas.engine.client import ENGINE_COMMAND, EngineClient, EngineUnavailableError
 from atlas.engine.messages import Ready
 from atlas.errors import AtlasError
+from atlas.serve import connections
 from atlas.serve.app import create_app
 from atlas.serve.frontend import Frontend
 from atlas.serve.offload import Offload
@@ -81,11 +81,12 @@ class Server:
             self._service.finished.append(self._traces)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
-        http = "httptools" if importlib.util.find_spec("httptools") else "h11"
+        connections.limit_writes(listener, config.write_timeout)
+        connections.raise_file_limit()
         self._http = _Http(
             uvicorn.Config(
                 create_app(self._service, keys, (config.host, str(listener.getsockname()[0]))),
-                http=http,
+                http=connections.http_protocol(),
                 ws="none",
                 lifespan="off",
                 log_config=None,
