@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import uvicorn
 
+import atlas
 from atlas import logs
 from atlas.config import Origin, ServeConfig
 from atlas.engine.client import ENGINE_COMMAND, EngineClient, EngineUnavailableError
@@ -146,7 +147,7 @@ class Server:
             ready_task.cancel()
         ledger += ready.ledger
         ledger.append(("engine in all", time.perf_counter() - began))
-        fingerprint = _fingerprint(config, ready)
+        fingerprint = fingerprint_of(config, ready, frontend.weights_digest)
         service.serving = Serving(engine, frontend, ready, fingerprint)
         # What is loaded stays until the process ends: no answer waits while a full collection looks at it.
         gc.collect()
@@ -283,6 +284,9 @@ async def _first(work: Coroutine[Any, Any, Any], stop: asyncio.Task[Any]) -> Non
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _fingerprint(config: ServeConfig, ready: Ready) -> str:
-    parts = "\0".join((config.model, ready.backend, ready.kernel_set, config.quant or ""))
-    return "fp_" + hashlib.sha256(parts.encode()).hexdigest()[:12]
+def fingerprint_of(config: ServeConfig, ready: Ready, weights_digest: str) -> str:
+    """`system_fingerprint`: what an answer depends on beside its request. The same for equal weights under any name,
+    another for other kernels, another quantization or another version of Atlas."""
+    how = (config.quant or "", config.kv_dtype or "")
+    parts = (atlas.__version__, ready.backend, ready.kernel_set, *how, weights_digest)
+    return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
