@@ -377,7 +377,7 @@ def refused(server: RunningServer, kind: type[anthropic.APIStatusError], **field
     with pytest.raises(kind) as caught:
         create(server, **fields)
     error = caught.value
-    assert type(error) is kind and error.request_id
+    assert type(error) is kind and error.request_id and error.error_code == error.body["error"]["code"]
     body: dict[str, Any] = error.body
     assert body["type"] == "error" and body["request_id"] == error.request_id
     return body["error"]

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atlas.config import ServeConfig
 from atlas.serve.anthropic.requests import SAMPLING, MessagesRequest, read
@@ -32,10 +34,13 @@ def presets(kind: str) -> Presets:
     return Presets.of({}, {}, ChatTemplate(TEMPLATES[kind], {}), settings, presets=())
 
 
+PRESETS = {kind: presets(kind) for kind in TEMPLATES}
+
+
 def translated(kind: str, **fields: Any) -> Translation:
     body = {"max_tokens": 8, "messages": [{"role": "user", "content": "hi"}], **fields}
     request, _ = read(json.dumps(body).encode(), MessagesRequest)
-    return translate(request, presets(kind))
+    return translate(request, PRESETS[kind])
 
 
 ON, OFF = {"type": "enabled", "budget_tokens": 2048}, {"type": "disabled"}
@@ -73,7 +78,7 @@ def test_thinking(
 ) -> None:
     translation = translated(kind, thinking=thinking, output_config=effort and {"effort": effort})
     assert translation.unread == unread
-    asked = reasoning_of(translation.chat, presets(kind))
+    asked = reasoning_of(translation.chat, PRESETS[kind])
     assert (asked.variables, asked.budget) == (variables, budget)
 
 
@@ -91,6 +96,50 @@ def test_a_format_is_a_schema() -> None:
 def test_every_sampling_field_is_one_of_chat() -> None:
     assert set(SAMPLING) <= set(ChatRequest.__struct_fields__)
     assert {"temperature", "top_k", "seed", "priority", "max_tokens"} <= set(SAMPLING)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+KINDS = st.sampled_from(["text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image", "", 3])
+SOMETHING = JSON | st.sampled_from([[], {}, "x", [{"type": "text", "text": "x"}], [{"type": "image"}]])
+BLOCK = SOMETHING | st.fixed_dictionaries(
+    {"type": KINDS},
+    optional={
+        **dict.fromkeys(("text", "thinking", "signature", "data", "id", "name", "tool_use_id"), st.text(max_size=4)),
+        **dict.fromkeys(("input", "content", "is_error", "cache_control", "caller"), SOMETHING),
+    },
+)
+TURN = SOMETHING | st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "system", "tool", 1]), "content": SOMETHING | st.lists(BLOCK)}
+)
+TOOL = st.fixed_dictionaries({}, optional={"name": SOMETHING, "input_schema": SOMETHING})
+BODY = st.fixed_dictionaries(
+    {"messages": SOMETHING | st.lists(TURN, max_size=4), "max_tokens": st.just(8) | SOMETHING},
+    optional={
+        "system": SOMETHING | st.lists(BLOCK, max_size=2),
+        "tools": SOMETHING
+        | st.lists(st.fixed_dictionaries({}, optional={"name": SOMETHING, "input_schema": SOMETHING})),
+        "tool_choice": SOMETHING | st.fixed_dictionaries({"type": st.sampled_from(["any", "tool"]), "name": SOMETHING}),
+        "thinking": SOMETHING | st.fixed_dictionaries({"type": KINDS, "budget_tokens": SOMETHING}),
+        "output_config": SOMETHING,
+        "stop_sequences": SOMETHING,
+    },
+)
+
+
+@given(BODY, st.sampled_from(sorted(TEMPLATES)))
+def test_whatever_a_body_holds_it_is_a_request_or_an_error(body: Any, kind: str) -> None:
+    try:
+        request, ignored = read(json.dumps(body).encode(), MessagesRequest)
+        translation = translate(request, PRESETS[kind])
+    except ApiError as error:
+        assert error.status == 400 and error.body.code and len(error.body.message) < 4000
+    else:
+        assert len(translation.paths) == len(translation.chat.messages)
+        assert all(isinstance(path, str) for path in ignored)
 
 
 PATHS = ["system", "messages.0", "messages.2.content.1"]
