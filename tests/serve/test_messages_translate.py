@@ -103,30 +103,46 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
-KINDS = st.sampled_from(["text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image", "", 3])
-SOMETHING = JSON | st.sampled_from([[], {}, "x", [{"type": "text", "text": "x"}], [{"type": "image"}]])
-BLOCK = SOMETHING | st.fixed_dictionaries(
-    {"type": KINDS},
-    optional={
-        **dict.fromkeys(("text", "thinking", "signature", "data", "id", "name", "tool_use_id"), st.text(max_size=4)),
-        **dict.fromkeys(("input", "content", "is_error", "cache_control", "caller"), SOMETHING),
-    },
+
+
+def mostly(right: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """What a field may be, and one time in thirty anything."""
+    return st.integers(0, 29).flatmap(lambda n: right if n else JSON)
+
+
+def struct(required: dict[str, Any], **optional: Any) -> st.SearchStrategy[Any]:
+    """An object with most of its fields right."""
+    return mostly(
+        st.fixed_dictionaries(
+            {name: mostly(value) for name, value in required.items()},
+            optional={name: mostly(value) for name, value in optional.items()},
+        )
+    )
+
+
+def several(item: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return mostly(st.lists(item, max_size=4))
+
+
+WORD, OBJECT = st.text(max_size=4), st.dictionaries(st.text(max_size=4), JSON, max_size=2)
+TEXT = struct({"type": st.just("text"), "text": WORD}, cache_control=OBJECT, citations=st.none())
+RESULT = struct(
+    {"type": st.just("tool_result"), "tool_use_id": WORD}, content=WORD | several(TEXT), is_error=st.booleans()
 )
-TURN = SOMETHING | st.fixed_dictionaries(
-    {"role": st.sampled_from(["user", "assistant", "system", "tool", 1]), "content": SOMETHING | st.lists(BLOCK)}
+THOUGHT = struct({"type": st.just("thinking"), "thinking": WORD, "signature": WORD | st.just("atlas-thinking-eA==")})
+REDACTED = struct({"type": st.just("redacted_thinking"), "data": WORD})
+USE = struct({"type": st.just("tool_use"), "id": WORD, "name": WORD, "input": OBJECT})
+TURN = struct({"role": st.just("user"), "content": WORD | several(TEXT | RESULT)}) | struct(
+    {"role": st.just("assistant"), "content": WORD | several(TEXT | THOUGHT | REDACTED | USE)}
 )
-TOOL = st.fixed_dictionaries({}, optional={"name": SOMETHING, "input_schema": SOMETHING})
-BODY = st.fixed_dictionaries(
-    {"messages": SOMETHING | st.lists(TURN, max_size=4), "max_tokens": st.just(8) | SOMETHING},
-    optional={
-        "system": SOMETHING | st.lists(BLOCK, max_size=2),
-        "tools": SOMETHING
-        | st.lists(st.fixed_dictionaries({}, optional={"name": SOMETHING, "input_schema": SOMETHING})),
-        "tool_choice": SOMETHING | st.fixed_dictionaries({"type": st.sampled_from(["any", "tool"]), "name": SOMETHING}),
-        "thinking": SOMETHING | st.fixed_dictionaries({"type": KINDS, "budget_tokens": SOMETHING}),
-        "output_config": SOMETHING,
-        "stop_sequences": SOMETHING,
-    },
+BODY = struct(
+    {"messages": several(TURN), "max_tokens": st.integers(1, 9)},
+    system=WORD | several(TEXT),
+    tools=several(struct({"name": WORD, "input_schema": OBJECT})),
+    tool_choice=struct({"type": st.sampled_from(["any", "auto"])}),
+    thinking=struct({"type": st.sampled_from(["enabled", "adaptive", "disabled"])}, budget_tokens=st.integers(0, 3)),
+    output_config=struct({}, effort=st.sampled_from(["low", "max"])),
+    stop_sequences=several(WORD),
 )
 
 
