@@ -78,8 +78,8 @@ def test_thinking(
 ) -> None:
     translation = translated(kind, thinking=thinking, output_config=effort and {"effort": effort})
     assert translation.unread == unread
-    asked = reasoning_of(translation.chat, PRESETS[kind])
-    assert (asked.variables, asked.budget) == (variables, budget)
+    reasoning = reasoning_of(translation.chat, PRESETS[kind])
+    assert (reasoning.asked.variables, reasoning.budget, reasoning.asked.ignored) == (variables, budget, [])
 
 
 def test_a_format_is_a_schema() -> None:
