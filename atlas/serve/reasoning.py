@@ -49,7 +49,8 @@ def reasoning_of(request: ChatRequest, presets: Presets) -> Reasoning:
         asked = presets.ask(thinking=wanted, effort=effort, chat_template_kwargs=request.chat_template_kwargs)
     except RequestError as error:
         raise invalid(error.where, error.found, error.accepted) from None
-    return Reasoning(asked, None if budget is None else budget[1])
+    # So large a budget is none for any context; a message to the engine could not carry every integer.
+    return Reasoning(asked, None if budget is None else min(budget[1], 2**62))
 
 
 def marker_ids(tokenizer: Tokenizer, marker: str) -> tuple[int, ...]:
