@@ -22,7 +22,7 @@ from atlas.serve.reasoning import Reasoning, marker_ids, reasoning_of
 from atlas.serve.sampling import check
 from atlas.serve.service import Service, Serving
 from atlas.text.messages import guard_all
-from atlas.text.tools import Tool, check_choice, check_tools
+from atlas.text.tools import Tool, check_tools, chosen
 
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 
@@ -85,7 +85,7 @@ async def prepare(
         sampling = await frontend.run(checked, body_size)
         headers = service.report_ignored([*ignored, *plan.unread])
         prompt = await chat_prompt(serving, request, plan, body_size)
-        inside = plan.markers is not None and plan.markers.inside(prompt.text)
+        inside = plan.markers is not None and _begins_inside(plan.markers, request, prompt.text)
         thinking = _thinking(frontend, plan, inside)
         params = msgspec.structs.replace(sampling.params, thinking=thinking)
         sampling = msgspec.structs.replace(sampling, params=params)
@@ -119,13 +119,12 @@ def plan_of(frontend: Frontend, request: ChatRequest) -> Plan:
     reasoning = reasoning_of(request, presets)
     variables, unread = _guarded(frontend, reasoning.asked.variables), list(reasoning.asked.ignored)
     _check_continued(request)
-    tools = request.tools or []
     try:
-        schemas = check_tools(tools)
-        check_choice(request.tool_choice, list(schemas))
+        schemas = check_tools(request.tools or [])
+        tools, choice = chosen(request.tools or [], request.tool_choice)
     except RequestError as error:
         raise invalid(error.where, error.found, error.accepted) from None
-    if not tools or request.tool_choice == "none":
+    if not tools or choice == "none":
         # The model is not told of tools that it may not call.
         return Plan([], {}, None, markers, reasoning, variables, unread)
     if not switches.takes_tools:
@@ -134,8 +133,9 @@ def plan_of(frontend: Frontend, request: ChatRequest) -> Plan:
     if presets.parser is None:
         fix = "name the format that the model writes calls in with --tool-parser"
         raise unsupported("tools", "a model whose tool calls have no known format", fix)
-    if request.tool_choice not in (None, "auto"):
+    if choice != "auto":
         raise unsupported("tool_choice", "a forced call", 'say "auto" or leave it out')
+    schemas = {tool.function.name: schemas[tool.function.name] for tool in tools}
     return Plan(tools, schemas, presets.parser, markers, reasoning, variables, unread)
 
 
@@ -150,6 +150,17 @@ def _guarded(frontend: Frontend, variables: Mapping[str, Any]) -> dict[str, Any]
         return {name: guard_all(value, guard) for name, value in variables.items()}
     except RecursionError:
         raise invalid("chat_template_kwargs", "nested too deeply") from None
+
+
+def _begins_inside(markers: Markers, request: ChatRequest, prompt: str) -> bool:
+    """Whether the answer begins as reasoning."""
+    content = request.messages[-1].text if request.continue_final_message else ""
+    if not content:
+        return markers.inside(prompt)
+    start, end = content.rfind(markers.start), content.rfind(markers.end)
+    if start != end:  # the client has written markers itself
+        return start > end
+    return prompt.removesuffix(content).rstrip().endswith(markers.start)
 
 
 def _check_continued(request: ChatRequest) -> None:

@@ -43,6 +43,13 @@ class ChatMessage(msgspec.Struct):
     reasoning: str | None = None
     """The same under another name that servers and clients use."""
 
+    @property
+    def text(self) -> str:
+        """The content; parts are lines of it."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
 
 def turns(
     messages: Sequence[ChatMessage], guard: Callable[[str], str], *, knows_developer: bool
@@ -64,10 +71,7 @@ def turns(
         if role == "developer" and not knows_developer:
             role = "system"  # the same thing under its older name
         # Not None: a template that prints the content would print the word "None".
-        content = message.content or ""
-        if isinstance(content, list):
-            content = "\n".join(part.text for part in content)
-        turn: dict[str, Any] = {"role": role, "content": guard(content)}
+        turn: dict[str, Any] = {"role": role, "content": guard(message.text)}
         reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
         others = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": reasoning}
         turn |= {name: guard(value) for name, value in others.items() if value is not None}

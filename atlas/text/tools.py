@@ -38,14 +38,33 @@ class FunctionName(msgspec.Struct):
     name: str
 
 
-class NamedTool(msgspec.Struct):
-    """A `tool_choice` that is one function."""
+class ToolName(msgspec.Struct):
+    """One of the tools that are allowed."""
 
     function: FunctionName
     type: Literal["function"] = "function"
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+class NamedTool(msgspec.Struct, tag_field="type", tag="function"):
+    """A `tool_choice` that is one function."""
+
+    function: FunctionName
+
+
+class ToolSet(msgspec.Struct):
+    """Some of the tools, and whether one of them has to be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ToolName]
+
+
+class AllowedTools(msgspec.Struct, tag_field="type", tag="allowed_tools"):
+    """A `tool_choice` that leaves only some of the tools; the model is not told of the others."""
+
+    allowed_tools: ToolSet
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
 
 
 def check_tools(tools: Sequence[Tool]) -> dict[str, dict[str, Any]]:
@@ -76,13 +95,29 @@ def _check_schema(schema: dict[str, Any], where: str) -> dict[str, Any]:
     return schema
 
 
-def check_choice(choice: ToolChoice | None, names: Sequence[str]) -> None:
-    """Raises RequestError for a choice that no tool of the request can answer."""
-    if isinstance(choice, NamedTool) and choice.function.name not in names:
-        found = f"{choice.function.name[:80]!r}, which is not among the tools"
-        raise RequestError("tool_choice.function.name", found, ", ".join(names)[:400] or "a request with tools")
-    if choice == "required" and not names:
+def chosen(
+    tools: Sequence[Tool], choice: ToolChoice | None
+) -> tuple[list[Tool], Literal["none", "auto", "required"] | NamedTool]:
+    """The tools that may be called, and whether they must. Raises RequestError for a choice that they cannot answer."""
+    names = [tool.function.name for tool in tools]
+    if isinstance(choice, AllowedTools):
+        allowed = [tool.function.name for tool in choice.allowed_tools.tools]
+        for position, name in enumerate(allowed):
+            _check_named(name, names, f"tool_choice.allowed_tools.tools[{position}].function.name")
+        if not allowed:
+            raise RequestError("tool_choice.allowed_tools.tools", "empty", "at least one tool")
+        return [tool for tool in tools if tool.function.name in allowed], choice.allowed_tools.mode
+    if isinstance(choice, NamedTool):
+        _check_named(choice.function.name, names, "tool_choice.function.name")
+    elif choice == "required" and not names:
         raise RequestError("tool_choice", "'required' without tools", "a request with tools")
+    return list(tools), choice or "auto"
+
+
+def _check_named(name: str, names: Sequence[str], where: str) -> None:
+    if name not in names:
+        found = f"{name[:80]!r}, which is not among the tools"
+        raise RequestError(where, found, ", ".join(names)[:400] or "a request with tools")
 
 
 def definitions(tools: Sequence[Tool], guard: Callable[[Any], Any]) -> list[dict[str, Any]]:

@@ -298,6 +298,21 @@ def test_a_budget_of_reasoning(server: Server, fields: dict[str, Any], inside: b
     run(main)
 
 
+def _allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_allowed_tools_are_all_that_the_model_is_told_of(server: Server) -> None:
+    async def main() -> None:
+        fields: dict[str, Any] = {"tools": [WEATHER, NOW], "tool_choice": _allowed("now")}
+        answer = await server.chat(messages=YO, seed=server.say_text(1, NOW_CALL), **fields)
+        assert answer["choices"][0]["finish_reason"] == "tool_calls"
+        assert prompt_text(server).startswith(f"<s><|tool|>{json.dumps(NOW)}<|user|>")
+
+    run(main)
+
+
 WRONG: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"tools": [NOW, NOW]}, "tools[1].function.name", ["'now'", "second time"]),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name", ["''", "letters"]),
@@ -336,6 +351,13 @@ WRONG: list[tuple[dict[str, Any], str, list[str]]] = [
     ),
     ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name", ["'g'"]),
     ({"tool_choice": "required"}, "tool_choice", ["without tools"]),
+    (
+        {"tools": [NOW], "tool_choice": _allowed("now", "g")},
+        "tool_choice.allowed_tools.tools[1].function.name",
+        ["'g'", "now"],
+    ),
+    ({"tools": [NOW], "tool_choice": _allowed()}, "tool_choice.allowed_tools.tools", ["empty"]),
+    ({"tools": [NOW], "tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice.type", ["custom"]),
     ({"tools": [NOW], "parallel_tool_calls": "no"}, "parallel_tool_calls", ["bool"]),
     ({"enable_thinking": True, "reasoning_effort": "none"}, "reasoning_effort", ["enable_thinking"]),
     ({"enable_thinking": False, "thinking": {"type": "enabled"}}, "thinking.type", ["enable_thinking is False"]),
@@ -469,6 +491,25 @@ def test_an_answer_goes_on_with_the_last_message(server: Server, content: Any) -
         text = content if isinstance(content, str) else "Once"
         assert prompt_text(server) == f"<s><|user|>yo<|eot|><|assistant|>{text}"
         assert server.engine.submitted[-1][0][-len(text.encode()) :] == ids_of(text) or not text
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "reasoning"),
+    [
+        ("<think>\nHm", ", yes.</think>ab", ", yes."),
+        ("<think>\nHm</think>a", "b<think>c", None),
+        ("a", "b</think>", None),
+    ],
+)
+def test_an_answer_goes_on_inside_reasoning(server: Server, content: str, text: str, reasoning: str | None) -> None:
+    async def main() -> None:
+        server.say_text(1, text)
+        messages = [*YO, {"role": "assistant", "content": content}]
+        message = (await server.chat(messages=messages, seed=1, continue_final_message=True))["choices"][0]["message"]
+        assert message.get("reasoning_content") == reasoning
+        assert message["content"] == (text if reasoning is None else "ab")
 
     run(main)
 
