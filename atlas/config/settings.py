@@ -218,6 +218,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Annotated[float, Meta(gt=0, le=86400)] | None,
         Meta(description="seconds from a request's arrival to the end of its answer; unset: no limit"),
     ] = None
+    write_timeout: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=86400,
+            description="seconds after which a connection ends whose client takes nothing of its answer",
+        ),
+    ] = 60.0
     ssl_certfile: Annotated[str | None, Meta(description="PEM file with the certificate chain: serve HTTPS")] = None
     ssl_keyfile: Annotated[
         str | None, Meta(description="PEM file with its private key, not encrypted; unset: in --ssl-certfile")

@@ -29,6 +29,12 @@ class ErrorResponse(msgspec.Struct, frozen=True):
     error: ErrorBody
 
 
+class AnthropicErrorDetails(msgspec.Struct, frozen=True):
+    """Where Anthropic's clients look for the code."""
+
+    error_code: str
+
+
 class AnthropicError(msgspec.Struct, frozen=True):
     """The inside of an error response of Anthropic's API, and Atlas's code and field beside it."""
 
@@ -36,6 +42,7 @@ class AnthropicError(msgspec.Struct, frozen=True):
     message: str
     code: str
     param: str | None
+    details: AnthropicErrorDetails
 
 
 class AnthropicErrorResponse(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
@@ -77,7 +84,9 @@ class ApiError(Exception):
         if not speaks_anthropic(scope):
             return self.encode()
         request_id = tracking.failed(self.body.code)
-        inside = AnthropicError(_anthropic_type(self.status), self.body.message, self.body.code, self.body.param)
+        body = self.body
+        details = AnthropicErrorDetails(body.code)
+        inside = AnthropicError(_anthropic_type(self.status), body.message, body.code, body.param, details)
         return msgspec.json.encode(AnthropicErrorResponse(inside, request_id))
 
     def response(self, scope: Scope | None = None) -> Response:

@@ -58,10 +58,12 @@ class Frontend:
         template: ChatTemplate | None,
         presets: Presets,
         template_fault: str = "",
+        weights_digest: str = "",
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
         self.presets = presets
+        self.weights_digest = weights_digest
         self._template_fault = template_fault
         self._offload = Offload()
         self._slow = False
@@ -79,12 +81,13 @@ class Frontend:
         with open_checkpoint(path) as checkpoint:
             tokenizer = Tokenizer.from_checkpoint(checkpoint)
             template, fault = _template(tokenizer, config.chat_template)
+            digest = checkpoint.digest()
             presets = Presets.of(checkpoint.config, checkpoint.generation_config, template, config, origins)
         for words in (shown_words(None, presets.markers), shown_words(presets.parser, presets.markers)):
             tokenizer.show(words)  # made here: for a large vocabulary it takes a second
         if template is None:
             logger.warning("%s: /v1/chat/completions will answer 400, /v1/completions works", fault)
-        return cls(tokenizer, template, presets, fault)
+        return cls(tokenizer, template, presets, fault, digest)
 
     @property
     def defaults(self) -> SamplingDefaults:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import hashlib
-import importlib.util
 import logging
 import os
 import shlex
@@ -20,11 +19,13 @@ from typing import Any
 import msgspec
 import uvicorn
 
+import atlas
 from atlas import logs
 from atlas.config import Origin, ServeConfig
 from atlas.engine.client import ENGINE_COMMAND, EngineClient, EngineUnavailableError
 from atlas.engine.messages import Ready
 from atlas.errors import AtlasError
+from atlas.serve import connections
 from atlas.serve.app import create_app
 from atlas.serve.frontend import Frontend
 from atlas.serve.offload import Offload
@@ -81,11 +82,12 @@ class Server:
             self._service.finished.append(self._traces)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
-        http = "httptools" if importlib.util.find_spec("httptools") else "h11"
+        connections.limit_writes(listener, config.write_timeout)
+        connections.raise_file_limit()
         self._http = _Http(
             uvicorn.Config(
                 create_app(self._service, keys, (config.host, str(listener.getsockname()[0]))),
-                http=http,
+                http=connections.http_protocol(),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -145,7 +147,7 @@ class Server:
             ready_task.cancel()
         ledger += ready.ledger
         ledger.append(("engine in all", time.perf_counter() - began))
-        fingerprint = _fingerprint(config, ready)
+        fingerprint = fingerprint_of(config, ready, frontend.weights_digest)
         service.serving = Serving(engine, frontend, ready, fingerprint)
         # What is loaded stays until the process ends: no answer waits while a full collection looks at it.
         gc.collect()
@@ -282,6 +284,9 @@ async def _first(work: Coroutine[Any, Any, Any], stop: asyncio.Task[Any]) -> Non
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _fingerprint(config: ServeConfig, ready: Ready) -> str:
-    parts = "\0".join((config.model, ready.backend, ready.kernel_set, config.quant or ""))
-    return "fp_" + hashlib.sha256(parts.encode()).hexdigest()[:12]
+def fingerprint_of(config: ServeConfig, ready: Ready, weights_digest: str) -> str:
+    """`system_fingerprint`: what an answer depends on beside its request. The same for equal weights under any name,
+    another for other kernels, another quantization or another version of Atlas."""
+    how = (config.quant or "", config.kv_dtype or "")
+    parts = (atlas.__version__, ready.backend, ready.kernel_set, *how, weights_digest)
+    return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

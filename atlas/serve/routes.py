@@ -155,7 +155,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         summary="Stop a response that is made in the background.",
         tag="OpenAI",
         answers={200: ResponseObject},
-        errors=(404,),
+        errors=(404, 415),
     ),
     Endpoint(
         method="GET",

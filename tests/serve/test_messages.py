@@ -230,6 +230,16 @@ def test_results_of_tools(server: RunningServer) -> None:
     ]
 
 
+def test_a_last_turn_of_the_assistant_is_gone_on_with(server: RunningServer) -> None:
+    for content in ("{", [{"type": "text", "text": "{"}]):
+        fields = {"messages": [*HI, {"role": "assistant", "content": content}]}
+        message = create(server, **fields)
+        assert message.content[0].text == ANSWER
+        assert prompt_text(server) == "<s><|user|>user:hi<|eot|><|assistant|>assistant:{"
+        counted = client(server).messages.count_tokens(model="tiny", **fields)
+        assert counted.input_tokens == message.usage.input_tokens
+
+
 def test_neighbours_of_one_role_are_one_turn(server: RunningServer) -> None:
     def text(role: str, *texts: str) -> dict[str, Any]:
         return {"role": role, "content": [{"type": "text", "text": one} for one in texts]}
@@ -347,7 +357,7 @@ def test_counting_tokens(server: RunningServer, fields: dict[str, Any]) -> None:
 def test_counting_a_conversation_that_does_not_fit(server: RunningServer) -> None:
     long = [{"role": "user", "content": "x" * 9000}]
     counted = client(server).messages.count_tokens(model="tiny", messages=long).input_tokens
-    assert counted == 9000 + 9
+    assert counted == 9009
     with pytest.raises(anthropic.BadRequestError) as caught:
         create(server, messages=long)
     error = caught.value
@@ -370,6 +380,7 @@ def test_the_events_of_a_stream(server: RunningServer) -> None:
     assert values[0]["message"]["content"] == [] and values[0]["message"]["stop_reason"] is None
 
 
+CALLED = {"type": "tool_use", "id": "c", "name": "now", "input": {}}
 IMAGE = [{"role": "user", "content": [{"type": "image"}]}]
 
 
@@ -377,7 +388,7 @@ def refused(server: RunningServer, kind: type[anthropic.APIStatusError], **field
     with pytest.raises(kind) as caught:
         create(server, **fields)
     error = caught.value
-    assert type(error) is kind and error.request_id
+    assert type(error) is kind and error.request_id and error.error_code == error.body["error"]["code"]
     body: dict[str, Any] = error.body
     assert body["type"] == "error" and body["request_id"] == error.request_id
     return body["error"]
@@ -392,7 +403,7 @@ def refused(server: RunningServer, kind: type[anthropic.APIStatusError], **field
             "messages.0.content.0.type",
             "unsupported_content",
         ),
-        ({"messages": [*HI, {"role": "assistant", "content": "a"}]}, "messages", "prefill_not_supported"),
+        ({"messages": [*HI, {"role": "assistant", "content": [CALLED]}]}, "messages", "invalid_value"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
         ({"temperature": -1}, "temperature", "invalid_value"),
         ({"top_p": 2}, "top_p", "invalid_value"),

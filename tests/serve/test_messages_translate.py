@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atlas.config import ServeConfig
 from atlas.serve.anthropic.requests import SAMPLING, MessagesRequest, read
@@ -32,10 +34,13 @@ def presets(kind: str) -> Presets:
     return Presets.of({}, {}, ChatTemplate(TEMPLATES[kind], {}), settings, presets=())
 
 
+PRESETS = {kind: presets(kind) for kind in TEMPLATES}
+
+
 def translated(kind: str, **fields: Any) -> Translation:
     body = {"max_tokens": 8, "messages": [{"role": "user", "content": "hi"}], **fields}
     request, _ = read(json.dumps(body).encode(), MessagesRequest)
-    return translate(request, presets(kind))
+    return translate(request, PRESETS[kind])
 
 
 ON, OFF = {"type": "enabled", "budget_tokens": 2048}, {"type": "disabled"}
@@ -73,8 +78,8 @@ def test_thinking(
 ) -> None:
     translation = translated(kind, thinking=thinking, output_config=effort and {"effort": effort})
     assert translation.unread == unread
-    asked = reasoning_of(translation.chat, presets(kind))
-    assert (asked.variables, asked.budget) == (variables, budget)
+    reasoning = reasoning_of(translation.chat, PRESETS[kind])
+    assert (reasoning.asked.variables, reasoning.budget, reasoning.asked.ignored) == (variables, budget, [])
 
 
 def test_a_format_is_a_schema() -> None:
@@ -91,6 +96,66 @@ def test_a_format_is_a_schema() -> None:
 def test_every_sampling_field_is_one_of_chat() -> None:
     assert set(SAMPLING) <= set(ChatRequest.__struct_fields__)
     assert {"temperature", "top_k", "seed", "priority", "max_tokens"} <= set(SAMPLING)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def mostly(right: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """What a field may be, and one time in thirty anything."""
+    return st.integers(0, 29).flatmap(lambda n: right if n else JSON)
+
+
+def struct(required: dict[str, Any], **optional: Any) -> st.SearchStrategy[Any]:
+    """An object with most of its fields right."""
+    return mostly(
+        st.fixed_dictionaries(
+            {name: mostly(value) for name, value in required.items()},
+            optional={name: mostly(value) for name, value in optional.items()},
+        )
+    )
+
+
+def several(item: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return mostly(st.lists(item, max_size=4))
+
+
+WORD, OBJECT = st.text(max_size=4), st.dictionaries(st.text(max_size=4), JSON, max_size=2)
+TEXT = struct({"type": st.just("text"), "text": WORD}, cache_control=OBJECT, citations=st.none())
+RESULT = struct(
+    {"type": st.just("tool_result"), "tool_use_id": WORD}, content=WORD | several(TEXT), is_error=st.booleans()
+)
+THOUGHT = struct({"type": st.just("thinking"), "thinking": WORD, "signature": WORD | st.just("atlas-thinking-eA==")})
+REDACTED = struct({"type": st.just("redacted_thinking"), "data": WORD})
+USE = struct({"type": st.just("tool_use"), "id": WORD, "name": WORD, "input": OBJECT})
+TURN = struct({"role": st.just("user"), "content": WORD | several(TEXT | RESULT)}) | struct(
+    {"role": st.just("assistant"), "content": WORD | several(TEXT | THOUGHT | REDACTED | USE)}
+)
+BODY = struct(
+    {"messages": several(TURN), "max_tokens": st.integers(1, 9)},
+    system=WORD | several(TEXT),
+    tools=several(struct({"name": WORD, "input_schema": OBJECT})),
+    tool_choice=struct({"type": st.sampled_from(["any", "auto"])}),
+    thinking=struct({"type": st.sampled_from(["enabled", "adaptive", "disabled"])}, budget_tokens=st.integers(0, 3)),
+    output_config=struct({}, effort=st.sampled_from(["low", "max"])),
+    stop_sequences=several(WORD),
+)
+
+
+@given(BODY, st.sampled_from(sorted(TEMPLATES)))
+def test_whatever_a_body_holds_it_is_a_request_or_an_error(body: Any, kind: str) -> None:
+    try:
+        request, ignored = read(json.dumps(body).encode(), MessagesRequest)
+        translation = translate(request, PRESETS[kind])
+    except ApiError as error:
+        assert error.status == 400 and error.body.code and len(error.body.message) < 4000
+    else:
+        assert len(translation.paths) == len(translation.chat.messages)
+        assert all(isinstance(path, str) for path in ignored)
 
 
 PATHS = ["system", "messages.0", "messages.2.content.1"]

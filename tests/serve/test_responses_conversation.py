@@ -266,7 +266,11 @@ PART = {"role": "user", "content": [{"type": "input_image", "image_url": "data:x
         ({"input": "x", "reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
         ({"input": "x", "include": ["all"]}, "include[0]", "invalid_value"),
         ({"input": "x", "background": True, "store": False}, "background", "invalid_value"),
-        ({"input": "x", "stream_options": {"include_obfuscation": True}}, "stream_options", "invalid_value"),
+        (
+            {"input": "x", "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+            "invalid_value",
+        ),
         ({"input": "x", "max_tool_calls": -1}, "max_tool_calls", "invalid_value"),
         ({"input": "x", "metadata": {str(n): "" for n in range(17)}}, "metadata", "invalid_value"),
         ({"input": "x", "metadata": {"k": "v" * 513}}, "metadata.k", "invalid_value"),

@@ -35,9 +35,6 @@ from atlas.serve.service import Service, Serving
 
 PING = event(Ping())
 
-MOST_COUNTED = 1 << 20
-"""Tokens. Agent tools count a conversation that has become too long for the context, to know by how much."""
-
 
 async def messages(http: Request, service: Service) -> Response:
     """Answer a conversation, streamed or in one piece."""
@@ -90,8 +87,15 @@ async def count_tokens(http: Request, service: Service) -> Response:
         service.check_model(chat.model)
         plan = await frontend.run(partial(plan_of, frontend, chat), len(body))
         headers = service.report_ignored([*ignored, *plan.unread])
-        most = max(MOST_COUNTED, serving.ready.max_context)
-        prompt = await frontend.chat_prompt(chat.messages, most, len(body), tools=plan.tools, variables=plan.variables)
+        # Whatever its length: agent tools ask by how much a conversation has outgrown the context.
+        prompt = await frontend.chat_prompt(
+            chat.messages,
+            None,
+            len(body),
+            tools=plan.tools,
+            variables=plan.variables,
+            continue_final=bool(chat.continue_final_message),
+        )
     return json_response(TokenCount(len(prompt.ids)), headers)
 
 

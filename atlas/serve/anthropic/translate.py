@@ -58,10 +58,12 @@ def translate(request: Conversation, presets: Presets) -> Translation:
         turns.system(request.system)
     for position, turn in enumerate(request.messages):
         turns.add(turn.role, turn.content, f"messages.{position}")
-    if turns.messages and turns.messages[-1].role == "assistant":
-        found = "ends with a turn of the assistant (a prefill)"
-        raise invalid("messages", found, "a last turn of the user", code="prefill_not_supported")
     chat = ChatRequest(messages=turns.messages, model=request.model, chat_template_kwargs=request.chat_template_kwargs)
+    last = turns.messages[-1] if turns.messages else None
+    if last is not None and last.role == "assistant":
+        if last.tool_calls:
+            raise invalid("messages", "ends with a call", "a turn of the user with its tool_result at the end")
+        chat.continue_final_message = True
     _tools(request, chat)
     unread = _thinking(request, chat, presets)
     chat.response_format = _response_format(request)
@@ -209,6 +211,7 @@ _NAMES = (
     # Fields of the chat request, and what they were in the request that was made.
     (re.compile(r"stop(?=\[|$)"), "stop_sequences"),
     (re.compile(r"thinking_budget$"), "thinking.budget_tokens"),
+    (re.compile(r"continue_final_message$"), "messages"),
     (re.compile(r"reasoning_effort$"), "output_config.effort"),
     (re.compile(r"tool_choice\.function\.name$"), "tool_choice.name"),
     (re.compile(r"parallel_tool_calls$"), "tool_choice.disable_parallel_tool_use"),

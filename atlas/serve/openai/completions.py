@@ -58,7 +58,8 @@ class CompletionFormat:
         self, job: Job, reported: list[Reported], prompt: list[TokenLogprobs] | None
     ) -> CompletionLogprobs | None:
         n_top = job.sampling.logprobs
-        if n_top is None or self._request.logprobs in (None, False):  # best_of has asked for its own use
+        wanted = self._request.logprobs
+        if n_top is None or wanted is None or wanted is False:  # best_of has asked for its own use
             return None
         echo = job.echo or ""
         entries: list[tuple[int, TokenLogprobs | None, int]] = []

@@ -104,7 +104,10 @@ class ResponseStreamOptions(msgspec.Struct):
 class ResponseRequest(SamplingFields, kw_only=True):
     """Body of POST /v1/responses."""
 
-    input: Annotated[str | list[InputItem], about("What the user says, or the items of a conversation.")]
+    input: Annotated[
+        str | Annotated[list[InputItem], msgspec.Meta(extra_json_schema={"minItems": 1})],
+        about("What the user says, or the items of a conversation."),
+    ]
     instructions: Annotated[
         str | None, about("The system message. It is not carried over to a response that continues this one.")
     ] = None
@@ -228,8 +231,8 @@ def _check(request: ResponseRequest) -> None:
         raise invalid("input", "empty", "a text, or at least one item", code="empty_array")
     if request.background and not request.kept:
         raise invalid("background", "true, but store is false", "a response in the background is stored")
-    if request.stream_options is not None and not request.stream:
-        raise invalid("stream_options", "set, but stream is not true", "stream_options of a stream only")
+    if request.stream_options is not None and request.stream_options.include_obfuscation and not request.stream:
+        raise invalid("stream_options.include_obfuscation", "true, but stream is not", "what concerns streams in one")
     if request.max_tool_calls is not None and request.max_tool_calls < 0:
         raise invalid("max_tool_calls", str(request.max_tool_calls)[:40], "an integer of at least 0")
     metadata = request.metadata or {}

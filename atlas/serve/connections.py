@@ -1,0 +1,91 @@
+"""What a connection may cost: files, memory, and time in which nothing moves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import resource
+import socket
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncio import Protocol
+else:
+    Protocol = object
+
+logger = logging.getLogger("atlas.serve")
+
+HEAD_SECONDS = 30.0
+"""How long the head of a request may take to arrive. uvicorn has a limit for the time between two requests only."""
+UNSENT_BYTES = 128 << 10
+"""What the system holds of a stream whose client is behind. The rest waits here as tokens, which share an event when
+the client reads again; without a limit the system's own buffers grow to megabytes."""
+
+
+def limit_writes(listener: socket.socket, seconds: float) -> None:
+    """The system ends connections whose client takes nothing for so long, although there is something to take: one that
+    does not read, and one that is gone without a word. It does so below TLS, and whatever this process is busy with."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(seconds * 1000)))
+    else:
+        logger.warning("--write-timeout: this system cannot end connections whose client does not read")
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+
+def raise_file_limit() -> int:
+    """Let this process open as many files as it may: each connection is one. Returns how many."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS takes no "unlimited" here
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+class _HeadTimeout(Protocol):
+    """In front of a protocol of uvicorn. Its `cycle` is the request whose head came last."""
+
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+    cycle: Any
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._wait()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self._done()
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:
+            self._done()
+        elif self._waiting is None and (self.cycle is None or self.cycle.response_complete):
+            self._wait()  # part of a head: this ended the time that uvicorn gives between requests
+
+    def _wait(self) -> None:
+        self._waiting = self.loop.call_later(HEAD_SECONDS, self._late)
+
+    def _done(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _late(self) -> None:
+        self._waiting = None
+        self.transport.close()
+
+
+def http_protocol() -> type[asyncio.Protocol]:
+    """uvicorn's HTTP, by `httptools` where that is installed, that does not wait for ever for a request's head."""
+    if importlib.util.find_spec("httptools"):
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+        return type("HttpTools", (_HeadTimeout, HttpToolsProtocol), {})
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    return type("H11", (_HeadTimeout, H11Protocol), {})
