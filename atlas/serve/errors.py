@@ -52,6 +52,16 @@ class AnthropicErrorResponse(msgspec.Struct, frozen=True, tag_field="type", tag=
     request_id: str | None = None
 
 
+class ResponsesErrorEvent(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    """What breaks off a stream of OpenAI's Responses API. Its clients read the fields, those of the older APIs and the
+    official one `error`."""
+
+    code: str
+    message: str
+    param: str | None
+    error: ErrorBody
+
+
 class ApiError(Exception):
     """A request ends with this HTTP status and body.
 
@@ -101,8 +111,18 @@ def speaks_anthropic(scope: Scope) -> bool:
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
+def speaks_responses(scope: Scope) -> bool:
+    """Whether a request is for OpenAI's Responses API, whose streams are worded as those of no other."""
+    path: str = scope["path"]
+    return path == "/v1/responses" or path.startswith("/v1/responses/")
+
+
 def error_event(scope: Scope, error: ApiError) -> bytes:
-    """The error as a server-sent event, for a stream that breaks off: in Anthropic's API it has a name."""
+    """The error as a server-sent event, for a stream that breaks off: it has a name but in OpenAI's older APIs."""
+    if speaks_responses(scope):
+        body = msgspec.structs.replace(error.body, request_id=tracking.failed(error.body.code))
+        event = ResponsesErrorEvent(body.code, body.message, body.param, body)
+        return b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
     name = b"event: error\n" if speaks_anthropic(scope) else b""
     return name + b"data: " + error.encode_for(scope) + b"\n\n"
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atlas.config import ServeConfig
 from atlas.serve.auth import ANONYMOUS, CLIENT
-from atlas.serve.errors import ApiError, error_event, speaks_anthropic, too_many
+from atlas.serve.errors import ApiError, error_event, speaks_anthropic, speaks_responses, too_many
 
 ACCOUNT = "atlas.account"
 """Where the scope keeps a request's Account."""
@@ -225,4 +225,5 @@ class Deadline:
 
 
 def _last_event(scope: Scope, error: ApiError) -> bytes:
-    return error_event(scope, error) + (b"" if speaks_anthropic(scope) else b"data: [DONE]\n\n")
+    ends = speaks_anthropic(scope) or speaks_responses(scope)
+    return error_event(scope, error) + (b"" if ends else b"data: [DONE]\n\n")

@@ -101,6 +101,7 @@ TURN = {"role": "assistant", "content": "so"}
         ([SAID, SAID], [TURN, TURN]),
         ([SAID, REASONING, SAID], [TURN, {**TURN, "reasoning_content": "hm"}]),
         ([REASONING, USER], [{"role": "assistant", "reasoning_content": "hm"}, USER]),
+        ([{**REASONING, "content": []}, SAID, {**REASONING, "content": None}, USER], [TURN, USER]),
         # Reasoning, wherever its text is.
         (
             [{"type": "reasoning", "id": "r", "summary": [], "encrypted_content": seal("é")}],

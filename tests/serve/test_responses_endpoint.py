@@ -216,6 +216,10 @@ def test_a_call_is_answered_in_every_way_that_the_api_has(server: RunningServer,
     references = [{"type": "item_reference", "id": item.id} for item in first.output]
     assert prompt([user, *references, output]) == stored
     assert prompt([user, *({"id": item.id} for item in first.output), output]) == stored
+    bare = [
+        {**item, "content": [], "encrypted_content": None} if item["type"] == "reasoning" else item for item in sent
+    ]
+    assert prompt([user, *bare, output]) == stored  # what LangChain makes of a stream
     sealed = [{**item, "content": None} if item["type"] == "reasoning" else item for item in sent]
     assert prompt([user, *sealed, output], store=False) == stored
 
@@ -344,6 +348,16 @@ def test_a_model_without_a_template_says_so(start: Start, tmp_path: Path) -> Non
     answer = start(model=model).wait_ready().http.post("/v1/responses", json={"input": "x"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "no_chat_template")
     assert answer.json()["error"]["param"] == "input"
+
+
+def test_a_stream_that_takes_too_long_ends_with_the_error_of_this_api(start: Start) -> None:
+    server = start("--request-timeout", "0.4").wait_ready()
+    text = server.http.post("/v1/responses", json={"input": "x", "seed": 3, "stream": True}).text
+    name, data = text.strip().split("\n\n")[-1].split("\n")
+    error = json.loads(data.removeprefix("data: "))
+    assert (name, error["type"], error["code"], error["param"]) == ("event: error", "error", "request_timed_out", None)
+    with pytest.raises(openai.APIError, match=r"0\.4 s"):
+        list(server.openai().responses.create(input="x", stream=True, extra_body={"seed": 3}))
 
 
 # ---- bounds and keys -------------------------------------------------------------------------

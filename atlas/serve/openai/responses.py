@@ -20,7 +20,15 @@ from atlas.serve.openai.response_events import StreamEvent, encode, obfuscated
 from atlas.serve.openai.response_store import Record
 from atlas.serve.openai.responses_background import EventLog, Run
 from atlas.serve.openai.responses_conversation import PREVIOUS, Conversation
-from atlas.serve.openai.responses_items import Item, ItemReference, MessageItem, OutputItem, complete, items_of
+from atlas.serve.openai.responses_items import (
+    Item,
+    ItemReference,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+    complete,
+    items_of,
+)
 from atlas.serve.openai.responses_making import Making
 from atlas.serve.openai.responses_objects import InputItemList, ResponseDeleted
 from atlas.serve.openai.responses_request import INCLUDABLE, LOGPROBS, SEALED, ResponseRequest, chat_request, parse
@@ -213,24 +221,31 @@ async def _history(service: Service, client: str, response_id: str | None) -> li
 
 
 async def _resolve(service: Service, client: str, request: ResponseRequest) -> list[Item]:
-    """The request's items, complete, with those that it only names looked up."""
+    """The request's items, complete, with those looked up that it only names: references, and reasoning that a client
+    keeps without its text."""
     if isinstance(request.input, str):
         return [complete(MessageItem(role="user", content=request.input))]
-    return [
-        complete(await _look_up(service, client, item.id, f"input[{position}].id"))
-        if isinstance(item, ItemReference)
-        else complete(item)
-        for position, item in enumerate(request.input)
-    ]
+    items = []
+    for position, item in enumerate(request.input):
+        if isinstance(item, ItemReference):
+            items.append(complete(await _look_up(service, client, item.id, f"input[{position}].id")))
+        elif isinstance(item, ReasoningItem) and item.is_bare and item.id is not None:
+            items.append(complete(await _stored(service, client, item.id) or item))
+        else:
+            items.append(complete(item))
+    return items
 
 
 async def _look_up(service: Service, client: str, item_id: str, where: str) -> Item:
-    record = await service.responses.find_item(client, item_id)
-    for item in _items(record) if record else ():
-        if item.id == item_id:
-            return item
+    if (item := await _stored(service, client, item_id)) is not None:
+        return item
     message = f"{where}: there is no item {item_id[:80]!r}, or it is not kept any more; send the item itself"
     raise ApiError(404, "item_not_found", message, where)
+
+
+async def _stored(service: Service, client: str, item_id: str) -> Item | None:
+    record = await service.responses.find_item(client, item_id)
+    return next((item for item in _items(record) if item.id == item_id), None) if record else None
 
 
 def _items(record: Record) -> list[Item]:

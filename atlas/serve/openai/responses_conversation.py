@@ -62,7 +62,8 @@ class Conversation:
             case MessageItem():
                 self._append(ChatMessage(item.role, _text_of(item)), where)
             case ReasoningItem():
-                text = _reasoning_of(item, where)
+                if not (text := _reasoning_of(item, where)):
+                    return
                 turn = self._turn
                 if turn is None or not (turn.tool_calls or (turn.content is None and turn.reasoning_content is None)):
                     turn = self._begin(where)

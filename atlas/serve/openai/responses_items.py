@@ -67,6 +67,11 @@ class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning", kw_only=T
     content: list[ReasoningText] | UnsetType | None = UNSET
     encrypted_content: str | UnsetType | None = UNSET
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether it has no text at all."""
+        return not (self.content or self.encrypted_content or self.summary)
+
 
 class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call", kw_only=True):
     """A call of one of the request's tools. arguments: JSON; not whole where the status is incomplete."""
