@@ -77,19 +77,52 @@ def test_a_stop_string_is_not_sent(server: RealServer) -> None:
 
 
 def test_a_seed_gives_the_same_text_whatever_the_load(server: RealServer) -> None:
-    def ask(seed: int) -> str:
-        answer = server.chat(STORY, temperature=1.0, top_p=0.9, seed=seed, max_tokens=30)
-        return str(answer.choices[0].message.content)
+    """Alone, beside others of all lengths that come and go, streamed, and as one of several choices."""
+    topics = ["the sea", "a lighthouse and its keeper who has seen too many storms", "bread"]
+    requests: list[dict[str, Any]] = [
+        {"temperature": 1.0, "top_p": 0.9},
+        {"temperature": 1.4, "top_k": 40, "repetition_penalty": 1.2},
+        {"temperature": 0.8, "min_p": 0.05, "frequency_penalty": 0.5, "logit_bias": {"30": 5}},
+    ]
 
-    alone = [ask(seed) for seed in (1, 2)]
-    assert alone[0] != alone[1]
-    results: dict[int, str] = {}
-    threads = [threading.Thread(target=lambda n=n: results.__setitem__(n, ask(1 + n % 2))) for n in range(10)]
-    for thread in threads:
+    def ask(number: int, **options: Any) -> str:
+        fields = {"max_tokens": 16, "seed": 100 + number, **requests[number]}
+        known = {name: fields.pop(name) for name in ("top_k", "min_p", "repetition_penalty") if name in fields}
+        turn: Any = [{"role": "user", "content": f"Tell me of {topics[number]}."}]
+        answer = server.chat(turn, **fields, **options, extra_body=known)
+        return streamed(answer)[0] if options.get("stream") else str(answer.choices[0].message.content)
+
+    alone = [ask(number) for number in range(3)]
+    assert len(set(alone)) == 3
+    stop = threading.Event()
+
+    def noise(number: int) -> None:
+        rng = random.Random(number)
+        while not stop.is_set():
+            words: Any = [{"role": "user", "content": "word " * rng.randrange(1, 300)}]
+            with server.chat(words, temperature=1.2, max_tokens=rng.randrange(1, 30), stream=True) as stream:
+                for count, _ in enumerate(stream):
+                    if count > 8 and rng.random() < 0.1:
+                        break
+
+    results: list[tuple[int, str]] = []
+    others = [threading.Thread(target=noise, args=(number,)) for number in range(4)]
+    loads: list[dict[str, Any]] = [{}, {"stream": True}, {"n": 3}]
+    own = [
+        threading.Thread(target=lambda n=n, load=load: results.append((n, ask(n, **load))))
+        for load in loads
+        for n in range(3)
+    ]
+    for thread in others + own:
         thread.start()
-    for thread in threads:
+        time.sleep(0.03)
+    for thread in own:
         thread.join(120)
-    assert [results[n] for n in range(10)] == [alone[n % 2] for n in range(10)]
+    stop.set()
+    for thread in others:
+        thread.join(60)
+    assert len(results) == 9
+    assert all(text == alone[number] for number, text in results), (alone, results)
 
 
 def test_errors_name_the_field_and_leave_the_server_well(server: RealServer) -> None:
