@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from starlette.requests import Request
@@ -56,7 +57,8 @@ async def _live(_: Request, __: Service) -> Response:
 
 
 async def _models(_: Request, service: Service) -> Response:
-    return json_response(ModelList([_card(service, name) for name in service.config.model_names]))
+    cards = [_card(service, name) for name in service.config.model_names]
+    return json_response(ModelList(cards, cards[0].id, cards[-1].id))
 
 
 async def _model(request: Request, service: Service) -> Response:
@@ -66,8 +68,16 @@ async def _model(request: Request, service: Service) -> Response:
 
 
 def _card(service: Service, name: str) -> ModelCard:
-    serving = service.require()
-    return ModelCard(id=name, created=service.created, max_model_len=serving.ready.max_context)
+    most = service.require().ready.max_context
+    return ModelCard(
+        id=name,
+        created=service.created,
+        max_model_len=most,
+        display_name=name,
+        created_at=datetime.fromtimestamp(service.created, UTC).isoformat(),
+        max_input_tokens=most - 1,
+        max_tokens=most - 1,
+    )
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from typing import Any
 import anthropic
 import httpx
 import pytest
+from anthropic.types import ModelInfo
 from serve_harness import ANSWER, SPECIAL, RunningServer, Start, behaviour, eventually, make_checkpoint
 
 TEMPLATE = (
@@ -465,6 +466,13 @@ def test_names_of_models_that_are_not_ours(start: Start) -> None:
         assert message.model == "own" and message.content
     assert [model.id for model in server.openai().models.list()] == ["own", "other"]
     assert server.openai().models.retrieve("other").id == "other"
+    page = client(server).models.list()
+    assert [model.id for model in page] == ["own", "other"] and not page.has_next_page()
+    model = ModelInfo.model_validate_json(server.http.get("/v1/models/other").content)
+    assert (model.display_name, model.created_at.timestamp()) == (
+        "other",
+        client(server).models.retrieve("own").created,
+    )
 
 
 def test_keys(start: Start) -> None:

@@ -173,17 +173,30 @@ class Answer(msgspec.Struct, Generic[Choice], frozen=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of /v1/models."""
+    """An entry of /v1/models: OpenAI's fields and those of Anthropic's API, which has the same path.
+
+    created, created_at: when the server started.  max_input_tokens, max_tokens: of a prompt alone, of an answer alone;
+    together they have max_model_len.
+    """
 
     id: str
     created: int
-    max_model_len: int | None
-    object: str = "model"
+    max_model_len: int
+    object: Literal["model"] = "model"
     owned_by: str = "atlas"
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+    max_tokens: int
 
 
 class ModelList(msgspec.Struct, frozen=True):
-    """GET /v1/models."""
+    """GET /v1/models: all of them on one page."""
 
     data: list[ModelCard]
-    object: str = "list"
+    first_id: str
+    last_id: str
+    object: Literal["list"] = "list"
+    has_more: Literal[False] = False
