@@ -14,6 +14,7 @@ from atlas.serve.openai.requests import ChatRequest, SamplingFields
 from atlas.serve.openai.responses_conversation import Conversation
 from atlas.serve.openai.responses_items import Item, complete, items_of, seal
 from atlas.serve.openai.responses_request import REFUSED, ResponseRequest, chat_request, parse
+from atlas.text.tools import chosen
 
 
 def read(body: dict[str, Any]) -> ResponseRequest:
@@ -219,11 +220,12 @@ def test_fields_become_those_of_a_chat_request(body: dict[str, Any], expected: d
     assert all(name in ChatRequest.__struct_fields__ for name in expected)
 
 
-def test_allowed_tools_are_all_that_the_model_is_told_of() -> None:
+def test_allowed_tools_are_those_of_a_chat_request() -> None:
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]}
     chat, names = chat_request(read({"input": "x", "tools": [TOOL, TOOL_2], "tool_choice": allowed}), Conversation())
-    assert [tool.function.name for tool in chat.tools or ()] == ["g"] and chat.tool_choice == "required"
-    assert names["tools[0].function"] == "tools[1]"  # where it stands in the request
+    tools, choice = chosen(chat.tools or [], chat.tool_choice)
+    assert [tool.function.name for tool in tools] == ["g"] and choice == "required"
+    assert names["tool_choice.allowed_tools.tools[0].function"] == "tool_choice.tools[0]"
 
 
 PART = {"role": "user", "content": [{"type": "input_image", "image_url": "data:x"}]}

@@ -332,6 +332,10 @@ def test_who_goes_away_ends_the_work_and_leaves_nothing(server: RunningServer, c
         ({"top_logprobs": 99}, "top_logprobs"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice.name"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "sub"}]}},
+            "tool_choice.tools[0].name",
+        ),
         ({"input": [{"role": "user", "content": "x" * 9000}]}, "input"),
         ({"model": "other"}, "model"),
     ],

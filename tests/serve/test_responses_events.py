@@ -20,15 +20,15 @@ from atlas.parsers import Call, CallArguments, CallBegin, CallEnd, Content, Even
 from atlas.serve.openai.response_events import StreamEvent, encode
 from atlas.serve.openai.responses_items import seal, unseal
 from atlas.serve.openai.responses_objects import (
-    InputTokensDetails,
-    OutputTokensDetails,
     ResponseError,
+    ResponseInputTokens,
     ResponseObject,
+    ResponseOutputTokens,
     ResponseUsage,
 )
 from atlas.serve.openai.responses_writer import ResponseWriter
 
-USAGE = ResponseUsage(3, InputTokensDetails(2), 5, OutputTokensDetails(1), 8)
+USAGE = ResponseUsage(3, ResponseInputTokens(2), 5, ResponseOutputTokens(1), 8)
 EVENTS: TypeAdapter[Any] = TypeAdapter(sdk.ResponseStreamEvent)
 CALL = [CallBegin(0, "call_1", "f"), CallArguments(0, '{"a": '), CallArguments(0, "1}"), CallEnd(0)]
 BROKEN = [CallBegin(1, "call_2", "g"), CallArguments(1, '{"a": 1'), CallEnd(1, complete=False, rest="<")]

@@ -21,10 +21,10 @@ from atlas.serve.openai.response_events import StreamEvent
 from atlas.serve.openai.response_store import Record
 from atlas.serve.openai.responses_items import Item
 from atlas.serve.openai.responses_objects import (
-    InputTokensDetails,
-    OutputTokensDetails,
     ResponseError,
+    ResponseInputTokens,
     ResponseObject,
+    ResponseOutputTokens,
     ResponseUsage,
 )
 from atlas.serve.openai.responses_request import SEALED, ReasoningSettings, ResponseRequest, TextFormat, TextOptions
@@ -115,8 +115,8 @@ class Making:
 
     def _usage(self) -> ResponseUsage:
         prompt, tokens = self.prompt_tokens, self._tokens
-        details = OutputTokensDetails(self._reasoning_tokens)
-        return ResponseUsage(prompt, InputTokensDetails(), tokens, details, prompt + tokens)
+        details = ResponseOutputTokens(self._reasoning_tokens)
+        return ResponseUsage(prompt, ResponseInputTokens(), tokens, details, prompt + tokens)
 
 
 def _opening(model: str, request: ResponseRequest, sampling: SamplingParams) -> ResponseObject:

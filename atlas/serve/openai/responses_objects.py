@@ -24,14 +24,14 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
     reason: Literal["max_output_tokens"]
 
 
-class InputTokensDetails(msgspec.Struct, frozen=True):
+class ResponseInputTokens(msgspec.Struct, frozen=True):
     """cached_tokens: of the prompt, those that had not to be computed. Writing to the cache is not counted."""
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0
 
 
-class OutputTokensDetails(msgspec.Struct, frozen=True):
+class ResponseOutputTokens(msgspec.Struct, frozen=True):
     """reasoning_tokens: of the answer, those that the model wrote for itself."""
 
     reasoning_tokens: int = 0
@@ -41,9 +41,9 @@ class ResponseUsage(msgspec.Struct, frozen=True):
     """Tokens of the prompt and of the answer, end tokens included."""
 
     input_tokens: int
-    input_tokens_details: InputTokensDetails
+    input_tokens_details: ResponseInputTokens
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: ResponseOutputTokens
     total_tokens: int
 
 

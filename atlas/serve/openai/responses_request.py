@@ -14,7 +14,7 @@ from atlas.serve.openai.requests import ChatRequest, Effort, SamplingFields, abo
 from atlas.serve.openai.responses_conversation import Conversation, normalise
 from atlas.serve.openai.responses_items import InputItem
 from atlas.serve.unknown_fields import unknown_fields
-from atlas.text.tools import Function, FunctionName, NamedTool, Tool, ToolChoice
+from atlas.text.tools import AllowedTools, Function, FunctionName, NamedTool, Tool, ToolChoice, ToolName, ToolSet
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
@@ -49,7 +49,7 @@ class FunctionChoice(msgspec.Struct, tag_field="type", tag="function"):
     name: str
 
 
-class AllowedTools(msgspec.Struct, tag_field="type", tag="allowed_tools"):
+class AllowedFunctions(msgspec.Struct, tag_field="type", tag="allowed_tools"):
     """A `tool_choice`: one of these functions, or with mode "auto" none."""
 
     mode: Literal["auto", "required"]
@@ -127,7 +127,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
     ] = None
     tools: Annotated[list[FunctionTool] | None, about("What the model may call.")] = None
     tool_choice: Annotated[
-        Literal["none", "auto", "required"] | FunctionChoice | AllowedTools | None, about("Which tool, if any.")
+        Literal["none", "auto", "required"] | FunctionChoice | AllowedFunctions | None, about("Which tool, if any.")
     ] = None
     parallel_tool_calls: Annotated[bool | None, about("The answer may have several calls; unset: true.")] = None
     text: TextOptions | None = None
@@ -247,7 +247,6 @@ def _check(request: ResponseRequest) -> None:
 
 def chat_request(request: ResponseRequest, conversation: Conversation) -> tuple[ChatRequest, dict[str, str]]:
     """The same as a chat request, and what its fields are called in this one. Raises ApiError 400."""
-    tools, choice = _tools(request)
     reasoning = request.reasoning
     common = {name: getattr(request, name) for name in SamplingFields.__struct_fields__}
     chat = ChatRequest(
@@ -256,8 +255,8 @@ def chat_request(request: ResponseRequest, conversation: Conversation) -> tuple[
         max_tokens=request.max_output_tokens,
         logprobs=request.tells_logprobs or None,
         top_logprobs=request.top_logprobs,
-        tools=list(tools.values()),
-        tool_choice=choice,
+        tools=[_tool(tool) for tool in request.tools or ()],
+        tool_choice=_choice(request),
         parallel_tool_calls=request.parallel_tool_calls,
         response_format=_response_format(request.text.format if request.text else None),
         reasoning_effort=reasoning.effort if reasoning else None,
@@ -271,34 +270,30 @@ def chat_request(request: ResponseRequest, conversation: Conversation) -> tuple[
         "reasoning_effort": "reasoning.effort",
         "response_format": "text.format",
         "response_format.json_schema": "text.format",
+        "tool_choice.allowed_tools": "tool_choice",
         "tool_choice.function": "tool_choice",
     }
     names |= {f"messages[{position}]": where for position, where in enumerate(conversation.where)}
-    names |= {f"tools[{place}].function": f"tools[{position}]" for place, position in enumerate(tools)}
+    names |= {f"tools[{place}].function": f"tools[{place}]" for place in range(len(request.tools or ()))}
+    if isinstance(request.tool_choice, AllowedFunctions):
+        there = "tool_choice.allowed_tools.tools"
+        places = range(len(request.tool_choice.tools))
+        names |= {f"{there}[{place}].function": f"tool_choice.tools[{place}]" for place in places}
     return chat, names
 
 
-def _tools(request: ResponseRequest) -> tuple[dict[int, Tool], ToolChoice | None]:
-    """The tools that may be called, by their places in the request, and which of them."""
-    declared, choice = dict(enumerate(request.tools or ())), request.tool_choice
-    if isinstance(choice, AllowedTools):
-        names = [tool.name for tool in choice.tools]
-        known = {tool.name for tool in declared.values()}
-        for position, name in enumerate(names):
-            if name not in known:
-                found = f"{name[:80]!r}, which is not among the tools"
-                raise invalid(f"tool_choice.tools[{position}].name", found, ", ".join(sorted(known))[:400])
-        if not names:
-            raise invalid("tool_choice.tools", "empty", "at least one tool", code="empty_array")
-        declared = {position: tool for position, tool in declared.items() if tool.name in names}
-        choice = choice.mode
-    tools = {
-        position: Tool(Function(tool.name, tool.description, tool.parameters, tool.strict))
-        for position, tool in declared.items()
-    }
-    if isinstance(choice, FunctionChoice):
-        return tools, NamedTool(FunctionName(choice.name))
-    return tools, choice
+def _tool(tool: FunctionTool) -> Tool:
+    return Tool(Function(tool.name, tool.description, tool.parameters, tool.strict))
+
+
+def _choice(request: ResponseRequest) -> ToolChoice | None:
+    match request.tool_choice:
+        case FunctionChoice(name):
+            return NamedTool(FunctionName(name))
+        case AllowedFunctions(mode, tools):
+            return AllowedTools(ToolSet(mode, [ToolName(FunctionName(tool.name)) for tool in tools]))
+        case choice:
+            return choice
 
 
 def _response_format(given: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> dict[str, Any] | None:
