@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models
 
 from atlas.config import ServeConfig
-from atlas.engine.messages import Ready, SamplingParams, SequenceOutput
+from atlas.engine.messages import Ready, SamplingParams, SequenceOutput, TokenLogprobs
 from atlas.serve.app import create_app
 from atlas.serve.frontend import Frontend
 from atlas.serve.service import Service, Serving
@@ -107,7 +107,8 @@ class _Stream:
         reason: Any = "stop" if stopped else None if self._left else "length"
         if reason is not None:
             self._groups.clear()
-        return SequenceOutput("r", ids, reason)
+        told = () if self._sampling.logprobs is None else tuple(TokenLogprobs(i, -0.5, 1, [i], [-0.5]) for i in ids)
+        return SequenceOutput("r", ids, reason, logprobs=told)
 
 
 class Server:

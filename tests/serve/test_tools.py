@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import typing
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import openai
 import pydantic
 import pytest
-from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 
 from tests.serve.in_process import Server, joined, make_model
 from tests.serve.serve_harness import EOT, ids_of
@@ -470,124 +468,22 @@ def test_several_choices_with_calls(server: Server) -> None:
     run(main)
 
 
-def test_logprobs_beside_calls(server: Server) -> None:
-    """Their number does not depend on when a parser lets go of the text."""
+@pytest.mark.parametrize("group", [1, 3, 100])
+def test_logprobs_beside_calls(server: Server, group: int) -> None:
+    """One entry for each token, whenever the parser lets go of its text."""
 
     async def main() -> None:
-        server.say_text(1, f"{THOUGHT}{CALL}")
-        answer = await server.chat(messages=YO, seed=1, tools=[WEATHER], logprobs=True)
-        assert answer["choices"][0]["message"]["tool_calls"]
-
-    run(main)
-
-
-@pytest.mark.parametrize("content", ["Once", "Once ", "a <|eot|", "ä😀\n", "", [{"type": "text", "text": "Once"}]])
-def test_an_answer_goes_on_with_the_last_message(server: Server, content: Any) -> None:
-    async def main() -> None:
-        messages = [*YO, {"role": "assistant", "content": content}]
-        server.say_text(1, " upon")
-        answer = await server.chat(messages=messages, seed=1, continue_final_message=True)
-        assert answer["choices"][0]["message"]["content"] == " upon"
-        text = content if isinstance(content, str) else "Once"
-        assert prompt_text(server) == f"<s><|user|>yo<|eot|><|assistant|>{text}"
-        assert server.engine.submitted[-1][0][-len(text.encode()) :] == ids_of(text) or not text
-
-    run(main)
-
-
-@pytest.mark.parametrize(
-    ("content", "text", "reasoning"),
-    [
-        ("<think>\nHm", ", yes.</think>ab", ", yes."),
-        ("<think>\nHm</think>a", "b<think>c", None),
-        ("a", "b</think>", None),
-    ],
-)
-def test_an_answer_goes_on_inside_reasoning(server: Server, content: str, text: str, reasoning: str | None) -> None:
-    async def main() -> None:
-        server.say_text(1, text)
-        messages = [*YO, {"role": "assistant", "content": content}]
-        message = (await server.chat(messages=messages, seed=1, continue_final_message=True))["choices"][0]["message"]
-        assert message.get("reasoning_content") == reasoning
-        assert message["content"] == (text if reasoning is None else "ab")
-
-    run(main)
-
-
-def test_prompts_without_the_beginning_of_an_answer(server: Server, tmp_path: Path) -> None:
-    source = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-    plain = Server(make_model(tmp_path / "plain", chat_template=source))
-    silent = Server(make_model(tmp_path / "silent", chat_template="{{ messages | length }}"))
-
-    async def main() -> None:
-        for fields, expected in [
-            ({}, "[yo]>"),
-            ({"add_generation_prompt": True}, "[yo]>"),
-            ({"add_generation_prompt": False}, "[yo]"),
-        ]:
-            await plain.chat(messages=YO, seed=plain.say_text(1, "ok"), **fields)
-            assert prompt_text(plain) == expected
-        turn = {"role": "assistant", "content": "a"}
-        call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
-        for asked, messages, fields, words in [
-            (plain, YO, {}, ["the user's"]),
-            (plain, [*YO, {**turn, "tool_calls": [call]}], {}, ["tool calls"]),
-            (plain, [*YO, turn], {"add_generation_prompt": True}, ["one of the two"]),
-            (silent, [*YO, turn], {}, ["does not show"]),
-        ]:
-            response = await asked.post(messages=messages, continue_final_message=True, **fields)
-            error = response.json()["error"]
-            assert response.status_code == 400 and error["param"] == "continue_final_message"
-            assert all(word in error["message"] for word in words), error
-
-    run(main)
-
-
-def test_every_field_of_the_official_client_is_known(server: Server) -> None:
-    """What it can send works, is refused by name, or asks for nothing: never an unknown field."""
-    hints = typing.get_type_hints(CompletionCreateParamsBase)
-    extra: dict[str, Any] = {
-        "metadata": {"a": "b"},
-        "user": "u",
-        "safety_identifier": "s",
-        "prompt_cache_key": "k",
-        "service_tier": "auto",
-        "store": False,
-        "modalities": ["text"],
-        "verbosity": "medium",
-        "prompt_cache_retention": "in_memory",
-        "parallel_tool_calls": True,
-        "function_call": "none",
-        "functions": [],
-        "tool_choice": "auto",
-        "n": 1,
-        "seed": 1,
-        "stream_options": {"include_obfuscation": False, "include_usage": True},
-    }
-
-    async def main() -> None:
-        server.say_text(1, "ok")
-        body = {"messages": YO, **dict.fromkeys({*hints} - {"messages"}), **extra}
-        response = await server.post(**body)
-        assert response.status_code == 200 and "x-atlas-ignored-fields" not in response.headers, response.headers
-        for name, value in [
-            ("audio", {"voice": "a", "format": "wav"}),
-            ("prediction", {"type": "content", "content": "a"}),
-            ("web_search_options", {}),
-            ("moderation", {"model": "a"}),
-            ("service_tier", "flex"),
-            ("store", True),
-            ("modalities", ["text", "audio"]),
-            ("verbosity", "low"),
-            ("functions", [{"name": "f"}]),
-            ("function_call", {"name": "f"}),
-            ("prompt_cache_retention", "24h"),
-            ("stream_options.include_obfuscation", True),
-        ]:
-            outer, _, inner = name.partition(".")
-            response = await server.post(messages=YO, **{outer: {inner: value} if inner else value})
-            error = response.json()["error"]
-            assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", name), error
+        text = f"{THOUGHT}a {CALL}"
+        server.say_text(1, text, group=group)
+        fields: dict[str, Any] = {"messages": YO, "seed": 1, "tools": [WEATHER], "logprobs": True}
+        answer = await server.chat(**fields)
+        entries = answer["choices"][0]["logprobs"]["content"]
+        assert len(entries) == answer["usage"]["completion_tokens"]
+        assert bytes(byte for entry in entries for byte in entry["bytes"]) == f"{text}<|eot|>".encode()
+        chunks = await server.stream(**fields)
+        streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+        assert [entry for part in streamed if part for entry in part["content"]] == entries
+        assert joined(chunks)["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
 
     run(main)
 
