@@ -1,4 +1,4 @@
-"""Reasoning through the official client."""
+"""Reasoning through the official client. The model writes no marker by itself: a budget forces it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_it_can_be_said_to_be_off(client: openai.OpenAI) -> None:
 
 
 def test_a_stream_is_the_whole(client: openai.OpenAI) -> None:
-    for extra in (THINK, {}):
+    for extra in (THINK, {}, {**THINK, "thinking_budget": 5}):
         message = ask(client, extra).choices[0].message
         reasoning = content = ""
         for chunk in ask(client, extra, stream=True):
@@ -42,3 +42,12 @@ def test_a_stream_is_the_whole(client: openai.OpenAI) -> None:
             getattr(message, "reasoning_content", None) or "",
             message.content or "",
         )
+
+
+def test_a_budget_ends_the_reasoning(client: openai.OpenAI) -> None:
+    answer = ask(client, {**THINK, "thinking_budget": 4}, max_tokens=30)
+    message = answer.choices[0].message
+    assert message.content and "think>" not in message.content + message.reasoning_content
+    free = ask(client, THINK, max_tokens=30).choices[0].message.reasoning_content
+    assert free.startswith(message.reasoning_content) and len(message.reasoning_content) < len(free)
+    assert answer.usage.completion_tokens_details.reasoning_tokens >= 4
