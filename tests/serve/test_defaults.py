@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -158,3 +159,17 @@ def test_settings_that_do_not_fit_the_model(tmp_path: Path, start: Start, flags:
     for word in words:
         assert word in log
     assert "Traceback" not in log
+
+
+def test_the_example_of_the_documentation_is_what_is_printed(smollm2_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "defaults.md").read_text()
+    first, *lines = text.split("```console\n$ ")[1].split("```")[0].splitlines()
+    command = [str(smollm2_path) if word == "smollm2-135m" else word for word in shlex.split(first)]
+    assert command[0] == "python"
+    done = subprocess.run(
+        [sys.executable, *command[1:]], capture_output=True, text=True, timeout=60, env=environment(), check=True
+    )
+    printed = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) > 6
+    for line in lines:
+        assert line == "..." or line.split() in printed, line
