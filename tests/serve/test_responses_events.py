@@ -71,7 +71,7 @@ def opening(**changes: Any) -> ResponseObject:
 
 
 def whole(writer: ResponseWriter, deltas: Sequence[Sequence[Event]], *, cut: bool = False) -> list[StreamEvent]:
-    found = [*writer.begin(), *writer.start()]
+    found = writer.begin() + writer.start()
     for delta in deltas:
         found += writer.add(delta)
     return found + list(writer.complete(USAGE, cut=cut))
@@ -199,7 +199,7 @@ def test_logprobs_stand_beside_the_text_that_they_are_of() -> None:
         return {"token": token, "logprob": -0.5, "bytes": list(token.encode()), "top_logprobs": []}
 
     writer = ResponseWriter(opening())
-    found = [*writer.begin(), *writer.start()]
+    found = writer.begin() + writer.start()
     found += writer.add([Reasoning("r")], [entry("<think>"), entry("r")])
     found += writer.add([], [entry("</think>")])
     found += writer.add([], [entry("a")])  # held back by the parser

@@ -81,7 +81,7 @@ class Run:
 
     def start(self, ended: Callable[[], None]) -> None:
         """Begin. ended: called when the response is in the store."""
-        self._say(list(self.making.writer.begin(queued=True)))
+        self._say(self.making.writer.begin(queued=True))
         self._task = asyncio.create_task(self._work(ended))
 
     async def cancel(self) -> None:
@@ -101,7 +101,7 @@ class Run:
                     else:
                         self._say(events)
         except asyncio.CancelledError:
-            last = list(making.writer.cancel())
+            last = making.writer.cancel()
         except TimeoutError:
             message = f"not finished after {self._timeout:g} s, the longest that this server takes (--request-timeout)"
             last = making.fail(ApiError(504, "request_timed_out", message))

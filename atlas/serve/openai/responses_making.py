@@ -70,7 +70,7 @@ class Making:
     async def events(self, account: Account) -> AsyncGenerator[list[StreamEvent], None]:
         """All events after the first (`writer.begin`), those that come together as one list. Raises ApiError where the
         engine fails: how that is told is for the caller to say (`fail`)."""
-        yield list(self.writer.start())
+        yield self.writer.start()
         reason = None
         jobs, tokenizer = [self._job], self._serving.frontend.tokenizer
         async with aclosing(generate_all(self._serving.engine, tokenizer, jobs, account)) as deltas:
@@ -78,14 +78,14 @@ class Making:
                 reason = delta.finish_reason
                 if events := self._take(delta):
                     yield events
-        yield list(self.writer.complete(self._usage(), cut=reason == "length"))
+        yield self.writer.complete(self._usage(), cut=reason == "length")
 
     def fail(self, error: ApiError) -> list[StreamEvent]:
         """The last event, where `events` raised this."""
         tracking.failed(error.body.code)
         code: Literal["rate_limit_exceeded", "server_error"]
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        return list(self.writer.fail(ResponseError(code, error.body.message)))
+        return self.writer.fail(ResponseError(code, error.body.message))
 
     async def keep(self, record: Record) -> None:
         """Store what `record` gave when the response had ended, unless the request said not to."""
@@ -111,7 +111,7 @@ class Making:
         self._reasoning_tokens += delta.reasoning_tokens
         logprobs = chat_logprobs(delta.logprobs, self._serving.frontend.tokenizer).content if delta.logprobs else ()
         self.reported += len(logprobs)
-        return list(self.writer.add(delta.events, logprobs))
+        return self.writer.add(delta.events, logprobs)
 
     def _usage(self) -> ResponseUsage:
         prompt, tokens = self.prompt_tokens, self._tokens

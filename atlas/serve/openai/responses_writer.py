@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -46,8 +46,22 @@ from atlas.serve.openai.responses_items import (
 )
 from atlas.serve.openai.responses_objects import IncompleteDetails, ResponseError, ResponseObject, ResponseUsage
 
-Ending = Generator[StreamEvent, None, OutputItem]
-"""The last events of an item, and the item."""
+
+class _Place:
+    """Where in the output an item stands, and where its events go."""
+
+    def __init__(self, writer: ResponseWriter, index: int, kind: type[OutputItem]) -> None:
+        self._writer, self._index, self.id = writer, index, new_id(kind)
+
+    def say(self, kind: Callable[..., StreamEvent], **fields: Any) -> None:
+        """An event inside the item."""
+        self._writer.say(kind, output_index=self._index, item_id=self.id, **fields)
+
+    def added(self, item: OutputItem) -> None:
+        self._writer.say(OutputItemAdded, output_index=self._index, item=item)
+
+    def done(self, item: OutputItem) -> None:
+        self._writer.say(OutputItemDone, output_index=self._index, item=item)
 
 
 class _Message:
@@ -56,28 +70,24 @@ class _Message:
     def __init__(self, at: _Place) -> None:
         self._at, self._pieces = at, list[str]()
         self._logprobs: list[Any] = []
+        at.added(MessageItem(id=at.id, status="in_progress", role="assistant", content=[]))
+        at.say(ContentPartAdded, part=OutputText(""))
 
-    def begin(self) -> Iterator[StreamEvent]:
-        yield self._at.added(self.item("in_progress", begun=False))
-        yield ContentPartAdded(**self._at.next(), part=OutputText(""))
-
-    def delta(self, text: str, logprobs: list[Any]) -> Iterator[StreamEvent]:
+    def delta(self, text: str, logprobs: list[Any]) -> None:
         self._pieces.append(text)
         self._logprobs += logprobs
-        yield OutputTextDelta(**self._at.next(), delta=text, logprobs=logprobs)
+        self._at.say(OutputTextDelta, delta=text, logprobs=logprobs)
 
-    def end(self, status: ItemStatus) -> Ending:
-        item = self.item(status)
-        part = item.content[0]
-        assert isinstance(part, OutputText)
-        yield OutputTextDone(**self._at.next(), text=part.text, logprobs=self._logprobs)
-        yield ContentPartDone(**self._at.next(), part=part)
-        yield self._at.done(item)
+    def end(self, status: ItemStatus) -> MessageItem:
+        item, text = self.item(status), "".join(self._pieces)
+        self._at.say(OutputTextDone, text=text, logprobs=self._logprobs)
+        self._at.say(ContentPartDone, part=OutputText(text, [], self._logprobs))
+        self._at.done(item)
         return item
 
-    def item(self, status: ItemStatus, *, begun: bool = True) -> MessageItem:
+    def item(self, status: ItemStatus) -> MessageItem:
         part = OutputText("".join(self._pieces), [], self._logprobs)
-        return MessageItem(id=self._at.id, status=status, role="assistant", content=[part] if begun else [])
+        return MessageItem(id=self._at.id, status=status, role="assistant", content=[part])
 
 
 class _Reasoning:
@@ -85,50 +95,52 @@ class _Reasoning:
 
     def __init__(self, at: _Place, *, sealed: bool) -> None:
         self._at, self._sealed, self._pieces = at, sealed, list[str]()
+        self._begin()
 
-    def begin(self) -> Iterator[StreamEvent]:
-        yield self._at.added(ReasoningItem(id=self._at.id, status="in_progress", summary=[], content=[]))
-        yield ContentPartAdded(**self._at.next(), part=ReasoningText(""))
+    def _begin(self) -> None:
+        self._at.added(ReasoningItem(id=self._at.id, status="in_progress", summary=[], content=[]))
+        self._at.say(ContentPartAdded, part=ReasoningText(""))
 
-    def delta(self, text: str) -> Iterator[StreamEvent]:
+    def delta(self, text: str) -> None:
         self._pieces.append(text)
-        yield ReasoningTextDelta(**self._at.next(), delta=text)
+        self._at.say(ReasoningTextDelta, delta=text)
 
-    def end(self, status: ItemStatus) -> Ending:
+    def end(self, status: ItemStatus) -> ReasoningItem:
         item, text = self.item(status), "".join(self._pieces)
-        yield ReasoningTextDone(**self._at.next(), text=text)
-        yield ContentPartDone(**self._at.next(), part=ReasoningText(text))
-        yield self._at.done(item)
+        self._at.say(ReasoningTextDone, text=text)
+        self._at.say(ContentPartDone, part=ReasoningText(text))
+        self._at.done(item)
         return item
 
     def item(self, status: ItemStatus) -> ReasoningItem:
         text = "".join(self._pieces)
-        item = ReasoningItem(id=self._at.id, status=status, content=[ReasoningText(text)])
+        return self._seal(ReasoningItem(id=self._at.id, status=status, content=[ReasoningText(text)]), text)
+
+    def _seal(self, item: ReasoningItem, text: str) -> ReasoningItem:
         return msgspec.structs.replace(item, encrypted_content=seal(text)) if self._sealed else item
 
 
 class _Summary(_Reasoning):
     """Reasoning that is being written, as the item's summary."""
 
-    def begin(self) -> Iterator[StreamEvent]:
-        yield self._at.added(ReasoningItem(id=self._at.id, status="in_progress", summary=[]))
-        yield SummaryPartAdded(**self._at.next(), part=SummaryText(""))
+    def _begin(self) -> None:
+        self._at.added(ReasoningItem(id=self._at.id, status="in_progress", summary=[]))
+        self._at.say(SummaryPartAdded, part=SummaryText(""))
 
-    def delta(self, text: str) -> Iterator[StreamEvent]:
+    def delta(self, text: str) -> None:
         self._pieces.append(text)
-        yield SummaryTextDelta(**self._at.next(), delta=text)
+        self._at.say(SummaryTextDelta, delta=text)
 
-    def end(self, status: ItemStatus) -> Ending:
+    def end(self, status: ItemStatus) -> ReasoningItem:
         item, text = self.item(status), "".join(self._pieces)
-        yield SummaryTextDone(**self._at.next(), text=text)
-        yield SummaryPartDone(**self._at.next(), part=SummaryText(text))
-        yield self._at.done(item)
+        self._at.say(SummaryTextDone, text=text)
+        self._at.say(SummaryPartDone, part=SummaryText(text))
+        self._at.done(item)
         return item
 
     def item(self, status: ItemStatus) -> ReasoningItem:
         text = "".join(self._pieces)
-        item = ReasoningItem(id=self._at.id, status=status, summary=[SummaryText(text)])
-        return msgspec.structs.replace(item, encrypted_content=seal(text)) if self._sealed else item
+        return self._seal(ReasoningItem(id=self._at.id, status=status, summary=[SummaryText(text)]), text)
 
 
 class _Call:
@@ -136,18 +148,16 @@ class _Call:
 
     def __init__(self, at: _Place, begin: parsers.CallBegin) -> None:
         self._at, self._call_id, self._name, self._pieces = at, begin.id, begin.name, list[str]()
+        at.added(self.item("in_progress"))
 
-    def begin(self) -> Iterator[StreamEvent]:
-        yield self._at.added(self.item("in_progress"))
-
-    def delta(self, text: str) -> Iterator[StreamEvent]:
+    def delta(self, text: str) -> None:
         self._pieces.append(text)
-        yield ArgumentsDelta(**self._at.next(), delta=text)
+        self._at.say(ArgumentsDelta, delta=text)
 
-    def end(self, status: ItemStatus) -> Ending:
+    def end(self, status: ItemStatus) -> FunctionCallItem:
         item = self.item(status)
-        yield ArgumentsDone(**self._at.next(), name=self._name, arguments=item.arguments)
-        yield self._at.done(item)
+        self._at.say(ArgumentsDone, name=self._name, arguments=item.arguments)
+        self._at.done(item)
         return item
 
     def item(self, status: ItemStatus) -> FunctionCallItem:
@@ -157,24 +167,8 @@ class _Call:
         )
 
 
-class _Place:
-    """Where in the output an item stands, and the numbers of its events."""
-
-    def __init__(self, writer: ResponseWriter, index: int, kind: type[OutputItem]) -> None:
-        self._writer, self.index, self.id = writer, index, new_id(kind)
-
-    def next(self) -> dict[str, Any]:
-        return {"sequence_number": self._writer.number(), "output_index": self.index, "item_id": self.id}
-
-    def added(self, item: OutputItem) -> OutputItemAdded:
-        return OutputItemAdded(sequence_number=self._writer.number(), output_index=self.index, item=item)
-
-    def done(self, item: OutputItem) -> OutputItemDone:
-        return OutputItemDone(sequence_number=self._writer.number(), output_index=self.index, item=item)
-
-
 class ResponseWriter:
-    """Words what a parser tells as the events of a response. Their iterators must be read to their ends.
+    """Words what a parser tells as the events of a response: each method returns those that it makes.
 
     The response is the same however the answer was cut into deltas, but for its ids.
     """
@@ -184,92 +178,101 @@ class ResponseWriter:
         `encrypted_content` as well."""
         self.response = response
         self._summary, self._sealed = summary, sealed
-        self._number = -1
+        self._said: list[StreamEvent] = []
+        self._number = 0
         self._output: list[OutputItem] = []
         self._open: _Message | _Reasoning | _Call | None = None
         self._logprobs: list[Any] = []  # of tokens whose text is not known to be content yet
 
-    def number(self) -> int:
-        """The next event's sequence number."""
+    def say(self, kind: Callable[..., StreamEvent], **fields: Any) -> None:
+        """One more event."""
+        self._said.append(kind(sequence_number=self._number, **fields))
         self._number += 1
-        return self._number
 
-    def begin(self, *, queued: bool = False) -> Iterator[StreamEvent]:
+    def begin(self, *, queued: bool = False) -> list[StreamEvent]:
         """The first event; of a response that waits, a second."""
-        yield ResponseCreated(sequence_number=self.number(), response=self.response)
+        self.say(ResponseCreated, response=self.response)
         if queued:
-            yield ResponseQueued(sequence_number=self.number(), response=self.response)
+            self.say(ResponseQueued, response=self.response)
+        return self._taken()
 
-    def start(self) -> Iterator[StreamEvent]:
+    def start(self) -> list[StreamEvent]:
         """It is being made from now on."""
         self.response = msgspec.structs.replace(self.response, status="in_progress")
-        yield ResponseInProgress(sequence_number=self.number(), response=self.response)
+        self.say(ResponseInProgress, response=self.response)
+        return self._taken()
 
-    def add(self, events: Sequence[parsers.Event], logprobs: Sequence[Any] = ()) -> Iterator[StreamEvent]:
+    def add(self, events: Sequence[parsers.Event], logprobs: Sequence[Any] = ()) -> list[StreamEvent]:
         """What a delta of the answer says. logprobs: of its tokens. A parser may hold text back, so they go to the
         next content; those of reasoning and calls are dropped, the API has no place for them."""
         self._logprobs += logprobs
-        if not any(isinstance(event, parsers.Content) for event in events) and events:
+        if self._logprobs and events and not any(isinstance(event, parsers.Content) for event in events):
             self._logprobs = []
         for event in events:
-            yield from self._add(event)
+            self._add(event)
+        return self._taken()
 
-    def complete(self, usage: ResponseUsage, *, cut: bool) -> Iterator[StreamEvent]:
+    def complete(self, usage: ResponseUsage, *, cut: bool) -> list[StreamEvent]:
         """The last events. cut: by max_output_tokens."""
         status: Literal["incomplete", "completed"] = "incomplete" if cut else "completed"
         if not cut and not any(isinstance(item, MessageItem | FunctionCallItem) for item in self._items("completed")):
-            yield from self._switch(_Message(self._place(MessageItem)))
+            self._message()
         if isinstance(self._open, _Message) and self._logprobs:  # of the end token
-            yield from self._open.delta("", self._logprobs)
-        yield from self._close(status)
+            self._open.delta("", self._logprobs)
+        self._close(status)
         self._end(status, usage=usage, incomplete_details=IncompleteDetails("max_output_tokens") if cut else None)
-        kind = ResponseIncomplete if cut else ResponseCompleted
-        yield kind(sequence_number=self.number(), response=self.response)
+        self.say(ResponseIncomplete if cut else ResponseCompleted, response=self.response)
+        return self._taken()
 
-    def fail(self, error: ResponseError) -> Iterator[StreamEvent]:
+    def fail(self, error: ResponseError) -> list[StreamEvent]:
         """The last event of a response that breaks."""
         self._end("failed", error=error)
-        yield ResponseFailed(sequence_number=self.number(), response=self.response)
+        self.say(ResponseFailed, response=self.response)
+        return self._taken()
 
-    def cancel(self) -> Iterator[StreamEvent]:
+    def cancel(self) -> list[StreamEvent]:
         """The last event of a response that is cancelled. The API has none for it: its object says so."""
         self._end("cancelled")
-        yield ResponseIncomplete(sequence_number=self.number(), response=self.response)
+        self.say(ResponseIncomplete, response=self.response)
+        return self._taken()
 
-    def _add(self, event: parsers.Event) -> Iterator[StreamEvent]:
+    def _add(self, event: parsers.Event) -> None:
         match event:
             case parsers.Content():
-                if not isinstance(self._open, _Message):
-                    yield from self._switch(_Message(self._place(MessageItem)))
-                assert isinstance(self._open, _Message)
                 logprobs, self._logprobs = self._logprobs, []
-                yield from self._open.delta(event.text, logprobs)
+                self._message().delta(event.text, logprobs)
             case parsers.Reasoning():
-                if not isinstance(self._open, _Reasoning):
-                    kind = _Summary if self._summary else _Reasoning
-                    yield from self._switch(kind(self._place(ReasoningItem), sealed=self._sealed))
-                assert isinstance(self._open, _Reasoning)
-                yield from self._open.delta(event.text)
+                self._reasoning().delta(event.text)
             case parsers.CallBegin():
-                yield from self._switch(_Call(self._place(FunctionCallItem), event))
+                self._close("completed")
+                self._open = _Call(self._place(FunctionCallItem), event)
             case parsers.CallArguments():
                 assert isinstance(self._open, _Call)
-                yield from self._open.delta(event.text)
+                self._open.delta(event.text)
             case parsers.CallEnd():
-                yield from self._close("completed" if event.complete else "incomplete")
+                self._close("completed" if event.complete else "incomplete")
+
+    def _message(self) -> _Message:
+        """The message that is open now."""
+        if not isinstance(self._open, _Message):
+            self._close("completed")
+            self._open = _Message(self._place(MessageItem))
+        return self._open
+
+    def _reasoning(self) -> _Reasoning:
+        """The reasoning that is open now."""
+        if not isinstance(self._open, _Reasoning):
+            self._close("completed")
+            kind = _Summary if self._summary else _Reasoning
+            self._open = kind(self._place(ReasoningItem), sealed=self._sealed)
+        return self._open
 
     def _place(self, kind: type[OutputItem]) -> _Place:
-        return _Place(self, len(self._output) + (self._open is not None), kind)
+        return _Place(self, len(self._output), kind)
 
-    def _switch(self, following: _Message | _Reasoning | _Call) -> Iterator[StreamEvent]:
-        yield from self._close("completed")
-        self._open = following
-        yield from following.begin()
-
-    def _close(self, status: ItemStatus) -> Iterator[StreamEvent]:
+    def _close(self, status: ItemStatus) -> None:
         if self._open is not None:
-            item = yield from self._open.end(status)
-            self._output.append(item)
+            self._output.append(self._open.end(status))
             self._open = None
 
     def _items(self, status: ItemStatus) -> list[OutputItem]:
@@ -280,3 +283,7 @@ class ResponseWriter:
         if status == "completed":
             changes["completed_at"] = int(time.time())
         self.response = msgspec.structs.replace(self.response, status=status, output=output, **changes)
+
+    def _taken(self) -> list[StreamEvent]:
+        said, self._said = self._said, []
+        return said
