@@ -14,7 +14,7 @@ from typing import get_args
 from atlas.engine.messages import FinishReason, Ready, Stats
 from atlas.targets.shape import KV_BLOCK_SIZE
 
-GENERATING = ("/v1/chat/completions", "/v1/completions")
+GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 """Endpoints that generate tokens."""
 
 _LATENCIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
@@ -139,6 +139,15 @@ class Metrics:
     def series(self) -> list[Series]:
         """All of them."""
         return list(vars(self).values())
+
+
+def response_series(stored: int, size: int, running: int) -> list[Series]:
+    """What is kept of /v1/responses, and how many of them are made in the background."""
+    return [
+        Number("stored_responses", "Responses that clients may read again or continue.").put(stored),
+        Number("stored_responses_bytes", "Memory that they take; --response-memory bounds it.").put(size),
+        Number("background_responses", "Responses that are being made in the background.").put(running),
+    ]
 
 
 def engine_series(up: bool, ready: Ready | None, stats: Stats | None) -> list[Series]:

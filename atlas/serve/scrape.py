@@ -8,7 +8,7 @@ import importlib
 from starlette.requests import Request
 from starlette.responses import Response
 
-from atlas.serve.metrics import engine_series
+from atlas.serve.metrics import engine_series, response_series
 from atlas.serve.service import Service
 
 
@@ -19,7 +19,8 @@ async def metrics(request: Request, service: Service) -> Response:
     engine = service.engine
     stats = await service.engine_watch.stats(engine)
     up, ready = (False, None) if engine is None else (engine.state == "ready", engine.ready)
-    series = [*service.metrics.series(), *engine_series(up, ready, stats)]
+    responses = response_series(*await service.responses.usage(), len(service.background))
+    series = [*service.metrics.series(), *responses, *engine_series(up, ready, stats)]
     labels = {"model_name": service.config.model_name}
     body, content_type = await exposition.render(
         series, service.config.metrics_prefix, labels, request.headers.get("accept", "")

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve_harness import RunningServer, Start, behaviour, eventually
 
 from atlas.engine.messages import FinishReason, Ready, Stats
-from atlas.serve.metrics import Metrics, engine_series
+from atlas.serve.metrics import Metrics, engine_series, response_series
 from atlas.serve.tracking import Record, Tracking
 
 YO = [{"role": "user", "content": "yo"}]
@@ -247,7 +247,7 @@ def test_the_page_says_what_every_name_means() -> None:
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     told = dict(re.findall(r"^\| `([a-z0-9_]+)` \| [^|]* \| (.*) \|$", page, re.MULTILINE))
     ready = Ready("cpu", "cpu/x", "a test", 10, 10, [], [("weights", 1)])
-    series = [*Metrics().series(), *engine_series(True, ready, Stats(0, 0, 1, 1, 0))]
+    series = [*Metrics().series(), *response_series(0, 0, 0), *engine_series(True, ready, Stats(0, 0, 1, 1, 0))]
     assert told == {one.name: one.meaning for one in series}
 
 

@@ -63,6 +63,23 @@ def test_cancelled_it_stops_and_stays_so(shared: RunningServer, client: openai.O
     eventually(lambda: len(shared.events("abort")) == aborted + 1)
 
 
+def test_metrics_tell_what_is_kept_and_what_is_made(shared: RunningServer, client: openai.OpenAI) -> None:
+    def told() -> dict[str, float]:
+        lines = shared.http.get("/metrics").text.splitlines()
+        names = ("stored_responses", "stored_responses_bytes", "background_responses")
+        return {name: float(line.split()[-1]) for line in lines for name in names if f":{name}{{" in line}
+
+    before = told()
+    opening = begin(client)
+    during = told()
+    assert during["background_responses"] == before["background_responses"] + 1
+    client.responses.cancel(opening.id)
+    after = told()
+    assert after["background_responses"] == before["background_responses"]
+    assert after["stored_responses"] == before["stored_responses"] + 1
+    assert after["stored_responses_bytes"] > before["stored_responses_bytes"] + 500
+
+
 def test_only_what_is_in_the_background_can_be_cancelled(client: openai.OpenAI) -> None:
     answer = client.responses.create(input="x")
     with pytest.raises(openai.BadRequestError) as caught:

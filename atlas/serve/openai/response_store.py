@@ -55,6 +55,9 @@ class ResponseStore(Protocol):
     async def delete(self, client: str, response_id: str) -> bool:
         """Forget a response. False: there was none."""
 
+    async def usage(self) -> tuple[int, int]:
+        """How many responses there are, of all clients, and how many bytes they take."""
+
 
 class _Node:
     """A record that is kept, and for how many reasons: that it may be asked for, and each that continues it."""
@@ -124,6 +127,9 @@ class MemoryStore:
             return False
         self._drop(own, response_id)
         return True
+
+    async def usage(self) -> tuple[int, int]:
+        return self.count, self.bytes
 
     def _add(self, own: _Client, record: Record, parent: _Node | None) -> _Node:
         node = _Node(record, parent)

@@ -133,6 +133,9 @@ class Background:
     def __init__(self) -> None:
         self._runs: dict[tuple[str, str], Run] = {}
 
+    def __len__(self) -> int:
+        return len(self._runs)
+
     def start(self, client: str, run: Run, ended: Callable[[], None]) -> None:
         """Begin a run, and know it until it ends; `ended` is called then."""
         key = client, run.making.writer.response.id
