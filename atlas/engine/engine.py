@@ -260,15 +260,16 @@ class Engine:
         constraint = sequence.constraint
         if constraint is not None and constraint.finished:  # before this token, which only stood for the end
             self._finish(sequence)
-            return SequenceOutput(sequence.request_id, [], "stop", prompt_logprobs=prompt, timing=timing)
+            return SequenceOutput(sequence.request_id, [], "stop", prompt_logprobs=prompt, timing=timing, complete=True)
         sequence.tokens.append(token)
         reason: FinishReason | None = None
+        complete = False
         if token in params.stop_token_ids:
             reason = "stop"
         elif constraint is not None and constraint.accept((token,)) == 0:
             return self._fail(sequence, f"token {token} was chosen although its mask forbids it")
         elif constraint is not None and constraint.finished:
-            reason = "stop"
+            reason, complete = "stop", True
         elif (
             len(sequence.tokens) - sequence.prompt_length >= params.max_tokens
             or len(sequence.tokens) >= self.runner.max_context
@@ -276,7 +277,7 @@ class Engine:
             reason = "length"
         if reason:
             self._finish(sequence)
-        return SequenceOutput(sequence.request_id, [token], reason, None, logprobs, prompt, timing)
+        return SequenceOutput(sequence.request_id, [token], reason, None, logprobs, prompt, timing, complete)
 
     def _finish(self, sequence: Sequence) -> None:
         del self._sequences[sequence.request_id]

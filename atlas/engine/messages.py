@@ -104,6 +104,8 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         output while the prompt is computed, and all of them before the first token. The prompt's first token
         has none.
     timing: with the first token.
+    complete: with finish_reason "stop": the text is complete with the last token, which is part of it; else that token
+        is the one that stood for the end.
 
     Hundreds are made in a step. `gc=False`: they must not make Python's cycle collector run, which now and then looks
     at all objects of the process, while the device waits. Nothing that they hold can refer to them.
@@ -116,6 +118,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     timing: Timing | None = None
+    complete: bool = False
 
     @staticmethod
     def join(outputs: Sequence[SequenceOutput]) -> SequenceOutput:
@@ -130,6 +133,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             tuple(entry for output in outputs for entry in output.logprobs),
             tuple(entry for output in outputs for entry in output.prompt_logprobs),
             next((output.timing for output in outputs if output.timing is not None), None),
+            outputs[-1].complete,
         )
 
 

@@ -71,7 +71,8 @@ class AnswerAssembler:
         """The new events, how many of the output's ids count, and the reason if this is the end."""
         ids, reason = output.token_ids, output.finish_reason
         # The id that ended the sequence counts as generated, but it is no part of the text.
-        shown = ids[:-1] if reason == "stop" and not self._include_stop else ids
+        ended = reason == "stop" and not (output.complete or self._include_stop)
+        shown = ids[:-1] if ended else ids
         events: list[Event] = []
         self.offsets = []
         for count, token_id in enumerate(shown, start=1):

@@ -16,6 +16,7 @@ from atlas.parsers import AnswerParser, Markers, ToolFormat, shown_words
 from atlas.serve.errors import ApiError, invalid, unsupported
 from atlas.serve.frontend import ChatPrompt, Frontend
 from atlas.serve.generation import Job
+from atlas.serve.grammars import grammar_of
 from atlas.serve.jobs import make_jobs
 from atlas.serve.openai.requests import ChatRequest
 from atlas.serve.reasoning import Reasoning, marker_ids, reasoning_of
@@ -86,8 +87,10 @@ async def prepare(
         headers = service.report_ignored([*ignored, *plan.unread])
         prompt = await chat_prompt(serving, request, plan, body_size)
         inside = plan.markers is not None and _begins_inside(plan.markers, request, prompt.text)
-        thinking = _thinking(frontend, plan, inside)
-        params = msgspec.structs.replace(sampling.params, thinking=thinking)
+        wanted = grammar_of(request)
+        grammar = await frontend.grammars.check(wanted) if wanted is not None else None
+        thinking = _thinking(frontend, plan, inside, grammar is not None)
+        params = msgspec.structs.replace(sampling.params, thinking=thinking, grammar=grammar)
         sampling = msgspec.structs.replace(sampling, params=params)
         jobs, notes = make_jobs([prompt.ids], sampling, ready.max_context)
         if plan.format is not None or plan.markers is not None:
@@ -175,11 +178,13 @@ def _check_continued(request: ChatRequest) -> None:
         raise invalid("continue_final_message", "true, and add_generation_prompt as well", "one of the two")
 
 
-def _thinking(frontend: Frontend, plan: Plan, inside: bool) -> Thinking | None:
-    """What the engine must know of reasoning, where anything hangs on it."""
-    if plan.markers is None or plan.reasoning.budget is None:
+def _thinking(frontend: Frontend, plan: Plan, inside: bool, before_grammar: bool) -> Thinking | None:
+    """What the engine must know of reasoning, where anything hangs on it: a budget, or where a grammar begins."""
+    if plan.markers is None or (plan.reasoning.budget is None and not before_grammar):
         return None
     begin, end = (marker_ids(frontend.tokenizer, marker) for marker in (plan.markers.start, plan.markers.end))
+    if before_grammar and plan.reasoning.asked.thinks is False:
+        begin = ()  # an answer that is not to reason begins with its grammar
     return Thinking(end, inside, plan.reasoning.budget, begin)
 
 

@@ -15,6 +15,8 @@ from atlas.engine.sampling_defaults import SamplingDefaults
 from atlas.errors import CheckpointError, ConfigError, RequestError
 from atlas.parsers import shown_words
 from atlas.serve.errors import ApiError, invalid
+from atlas.serve.grammar_worker import Vocabulary
+from atlas.serve.grammars import GrammarChecker
 from atlas.serve.offload import Offload
 from atlas.serve.presets import Presets
 from atlas.text.chat_template import ChatTemplate
@@ -64,6 +66,7 @@ class Frontend:
         self.template = template
         self.presets = presets
         self.weights_digest = weights_digest
+        self.grammars = GrammarChecker(Vocabulary(tokenizer.vocab_size, dict(tokenizer.special_tokens)))
         self._template_fault = template_fault
         self._offload = Offload()
         self._slow = False

@@ -55,7 +55,8 @@ class Assembler:
         """The new text, how many of the output's ids count, and the reason if this is the end."""
         ids, reason = output.token_ids, output.finish_reason
         # The id that ended the sequence counts as generated, but it is no part of the text.
-        shown = ids[:-1] if reason == "stop" and not self._include_stop else ids
+        ended = reason == "stop" and not (output.complete or self._include_stop)
+        shown = ids[:-1] if ended else ids
         text = ""
         self.offsets = []
         # With stop strings, ids after the one that completes the match must not be counted.

@@ -82,6 +82,11 @@ class Tokenizer:
         text = self.special_tokens_map.get(role)
         return None if text is None else self._tokenizer.token_to_id(text)
 
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Text -> id of the tokens that are no text: control tokens, which decoding skips."""
+        return self._special_ids
+
     # ---- encoding ------------------------------------------------------------------------------
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -43,7 +43,7 @@ SCHEMAS: dict[str, Any] = {
     "$ref and $defs": {"$defs": {"point": closed(x={"type": "boolean"})}, **closed(p={"$ref": "#/$defs/point"})},
     "recursion": {"$defs": {"node": NODE}, "$ref": "#/$defs/node"},
     "integer range": {"type": "integer", "minimum": -37, "maximum": 1234},
-    "open number range": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    "open number range": closed(p={"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, q=WORD),
     "multiple": {"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 700},
     "pattern": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3,5}$"},
     "formats": closed(

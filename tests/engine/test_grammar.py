@@ -118,7 +118,7 @@ def test_any_object(model: Path) -> None:
 def test_the_end_of_the_grammar_is_the_end_at_once(model: Path) -> None:
     """No token is spent on an end: the last one completes the text."""
     output = one(model, params("regex", "abc"))
-    assert (output.token_ids, output.finish_reason) == (byte_ids("abc"), "stop")
+    assert (output.token_ids, output.finish_reason, output.complete) == (byte_ids("abc"), "stop", True)
     exact = one(model, params("regex", "abc", max_tokens=3))
     assert (exact.token_ids, exact.finish_reason) == (byte_ids("abc"), "stop")
     cut = one(model, params("regex", "abc", max_tokens=2))
@@ -128,7 +128,8 @@ def test_the_end_of_the_grammar_is_the_end_at_once(model: Path) -> None:
 def test_where_the_text_may_end_the_sequence_s_own_stop_tokens_end_it(model: Path) -> None:
     """And no other token does: the tokenizer's end is one only if the request says so."""
     push = {"logit_bias": {EOS: 50.0, EOT: 60.0, 9: 70.0}}
-    assert one(model, params("regex", "a+", **push)).token_ids == [*byte_ids("a"), EOT]
+    output = one(model, params("regex", "a+", **push))
+    assert output.token_ids == [*byte_ids("a"), EOT] and not output.complete, "the last id is no part of the text"
     assert one(model, params("regex", "a+", stop_token_ids=(EOS,), **push)).token_ids == [*byte_ids("a"), EOS]
     endless = one(model, params("regex", "a+", stop_token_ids=(), max_tokens=9, **push))
     assert (endless.token_ids, endless.finish_reason) == (byte_ids("a") * 9, "length")

@@ -15,6 +15,7 @@ from atlas.engine.sampling import MAX_CHOICES
 from atlas.serve.errors import invalid
 from atlas.serve.frontend import check_length
 from atlas.serve.generation import Delta, Job, Reported, Whole
+from atlas.serve.grammars import grammar_of
 from atlas.serve.http import read_body
 from atlas.serve.jobs import make_jobs
 from atlas.serve.openai.answers import CompletionChoice, CompletionLogprobs, PromptLogprobs
@@ -114,6 +115,10 @@ async def completions(http: Request, service: Service) -> Response:
         return [(ids, _echo(prompt, ids, tokenizer, request)) for (_, prompt), ids in zip(parts, prompts, strict=True)]
 
     prompts = await serving.frontend.run(encode, len(body))
+    wanted = grammar_of(request)
+    if wanted is not None:
+        params = msgspec.structs.replace(sampling.params, grammar=await serving.frontend.grammars.check(wanted))
+        sampling = msgspec.structs.replace(sampling, params=params)
     jobs, notes = make_jobs([ids for ids, _ in prompts], sampling, ready.max_context, [echo for _, echo in prompts])
     form = CompletionFormat(tokenizer, request)
     pick = partial(best, n=n, of=sampling.n) if sampling.n > n else zip_all

@@ -130,6 +130,20 @@ class GenerationFields(SamplingFields, kw_only=True):
     metadata: Annotated[
         dict[str, Any] | None, about("Notes that OpenAI keeps with stored answers; the answer does not depend on them.")
     ] = None
+    response_format: Annotated[
+        Any, about("What the answer must be: type text, json_object, json_schema (with its json_schema) or grammar.")
+    ] = None
+    structured_outputs: Annotated[
+        Any, about("The same in vLLM's words: one of json, regex, choice, grammar, json_object.")
+    ] = None
+    guided_json: Annotated[Any, about("The answer is JSON that this schema, an object or its text, accepts.")] = None
+    guided_regex: Annotated[Any, about("The whole answer matches this regular expression.")] = None
+    guided_choice: Annotated[Any, about("The answer is one of these strings.")] = None
+    guided_grammar: Annotated[Any, about("The answer is a text of this grammar, in Lark's or GBNF's notation.")] = None
+    json_schema: Annotated[Any, about("The same as guided_json.")] = None
+    regex: Annotated[Any, about("The same as guided_regex.")] = None
+    ebnf: Annotated[Any, about("The same as guided_grammar.")] = None
+    grammar: Annotated[Any, about("The same as guided_grammar.")] = None
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -181,12 +195,6 @@ class ChatRequest(GenerationFields, kw_only=True):
     thinking_budget: Annotated[int | None, about("Tokens after which reasoning is ended.", minimum=0)] = None
     thinking_token_budget: Annotated[int | None, about("The same as thinking_budget.", minimum=0)] = None
     max_thinking_tokens: Annotated[int | None, about("The same as thinking_budget.", minimum=0)] = None
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -226,14 +234,8 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    # Known fields without support yet, with the values (besides null) that ask for nothing.
+    # Known fields without support, with the values (besides null) that ask for nothing.
     "chat_template": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
-    "response_format": ({"type": "text"},),
 }
 
 _NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {
