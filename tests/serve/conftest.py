@@ -29,6 +29,14 @@ BEHAVIOURS = {
 }
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "load" in str(config.getoption("markexpr")):
+        return
+    for item in items:
+        if item.get_closest_marker("load"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes; run with `pytest -m load`"))
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny", temperature=0.5, top_k=20)
