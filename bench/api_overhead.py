@@ -23,10 +23,9 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from bench.stub_engine import MARK
 
 ROOT = Path(__file__).parents[1]
 RESULT = Path(__file__).parent / "results" / "api_overhead.json"
@@ -36,17 +35,38 @@ SINGLE_RATE = 1000.0
 
 Row = dict[str, Any]
 
-THINK, CALL = "<think>", '<tool_call>\n{"name": "f", "arguments": {"x": "'
-PARSERS = ("--reasoning-parser", "qwen3", "--tool-parser", "hermes")
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": "string"}}}}}]
-CASES: dict[str, tuple[str, dict[str, Any], str, tuple[str, ...]]] = {
-    # path, fields of the request, what the model says before the tokens that count, flags
-    "completions": ("/v1/completions", {"prompt": "x"}, "", ()),
-    "chat": ("/v1/chat/completions", {}, "", ()),
-    "chat, stop string": ("/v1/chat/completions", {"stop": "END"}, "", ()),
-    "chat, content behind parsers": ("/v1/chat/completions", {"tools": TOOLS}, "", PARSERS),
-    "chat, reasoning": ("/v1/chat/completions", {"tools": TOOLS}, THINK, PARSERS),
-    "chat, arguments of a tool call": ("/v1/chat/completions", {"tools": TOOLS}, CALL, PARSERS),
+MARK = "~"
+"""Stands nowhere in an answer but in its text, so a client counts tokens by counting it."""
+Text = Callable[[int], str]
+"""Of about so many tokens, each a byte."""
+
+
+def plain(tokens: int) -> str:
+    return MARK * tokens
+
+
+def thought(tokens: int) -> str:
+    return "<think>" + MARK * tokens
+
+
+def call(tokens: int) -> str:
+    """A tool call with many arguments, each of which is sent when it is whole."""
+    arguments = ", ".join(f'"k{index:05}": "{MARK * 16}"' for index in range(tokens // 30))
+    return f'<tool_call>\n{{"name": "f", "arguments": {{{arguments}}}}}\n</tool_call>'
+
+
+PARSERS = ("--reasoning-parser", "think", "--tool-parser", "hermes")
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+TEMPLATE_OF_TOOLS = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+CHAT = "/v1/chat/completions"
+CASES: dict[str, tuple[str, dict[str, Any], Text, tuple[str, ...]]] = {
+    # path, fields of the request, what the model says, flags
+    "completions": ("/v1/completions", {"prompt": "x"}, plain, ()),
+    "chat": (CHAT, {}, plain, ()),
+    "chat, stop string": (CHAT, {"stop": "END"}, plain, ()),
+    "chat, content behind parsers": (CHAT, {"tools": TOOLS}, plain, PARSERS),
+    "chat, reasoning": (CHAT, {"tools": TOOLS}, thought, PARSERS),
+    "chat, arguments of a tool call": (CHAT, {"tools": TOOLS}, call, PARSERS),
 }
 
 
@@ -81,9 +101,13 @@ def client(port: int, streams: int, path: str, body: str) -> None:
                 counts[index] += found
                 arrivals.append((counts[index], now))
             events += data.count(b"data: {")
-            ends[index] = (ends[index] + data[-64:])[-64:]
+            ends[index] = (ends[index] + data[-300:])[-300:]
     complete = all(end.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") for end in ends)
-    print(json.dumps({"counts": counts, "events": events, "arrivals": arrivals, "complete": complete}))
+    print(
+        json.dumps(
+            {"counts": counts, "events": events, "arrivals": arrivals, "complete": complete, "end": ends[0].decode()}
+        )
+    )
 
 
 # ---- one round -----------------------------------------------------------------------------------
@@ -92,14 +116,16 @@ def client(port: int, streams: int, path: str, body: str) -> None:
 class Bench:
     """The server on the stub engine, for one case."""
 
-    def __init__(self, case: str, streams: int, rate: float, model: Path, folder: Path) -> None:
-        self.path, fields, self.prefix, flags = CASES[case]
+    def __init__(self, case: str, streams: int, rate: float, seconds: float, model: Path, folder: Path) -> None:
+        self.path, fields, make, flags = CASES[case]
+        self.text = make(int(seconds * rate / streams))
+        (folder / "text").write_text(self.text)
         self.fields = fields if "prompt" in fields else {"messages": [{"role": "user", "content": "x"}], **fields}
-        self.streams, self.rate, self.times = streams, rate, folder / "times"
+        self.streams, self.seconds, self.times = streams, seconds, folder / "times"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
-        arguments = ["serve", str(streams), str(rate), str(self.times), self.prefix, "--port", str(self.port)]
+        arguments = ["serve", str(streams), str(rate), str(folder / "text"), str(self.times), "--port", str(self.port)]
         self.log = (folder / "log").open("wb")
         command = [sys.executable, "-m", "bench.stub_engine", *arguments, "--log-level", "warning", *flags, str(model)]
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, cwd=ROOT)
@@ -119,10 +145,9 @@ class Bench:
         self.process.wait(10)
         self.log.close()
 
-    def round(self, seconds: float, profile: Path | None = None) -> Row:
-        """One round of `seconds`; what is told is of its middle, but for what a stream has to hold in all."""
-        tokens = int(seconds * self.rate / self.streams)
-        fields = {"stream": True, "max_tokens": tokens + len(self.prefix), "temperature": 0, **self.fields}
+    def round(self, profile: Path | None = None) -> Row:
+        """All streams once, from the first token to the last."""
+        fields = {"stream": True, "max_tokens": len(self.text), "temperature": 0, **self.fields}
         self.times.unlink(missing_ok=True)
         arguments = ["--client", str(self.port), str(self.streams), self.path, json.dumps(fields)]
         began, used = time.perf_counter(), _cpu(self.process.pid)
@@ -135,7 +160,7 @@ class Bench:
                 "-o",
                 str(profile),
                 "-d",
-                str(int(seconds - 2)),
+                str(int(self.seconds - 2)),
                 "-r",
                 "250",
                 "-p",
@@ -143,14 +168,15 @@ class Bench:
             subprocess.run([*command, str(self.process.pid)], check=True, capture_output=True)
         answer = json.loads(asking.communicate()[0])
         used = _cpu(self.process.pid) - used
-        assert answer["complete"], "a stream did not end as it should"
-        assert answer["counts"] == [tokens] * self.streams, "a stream has too few or too many tokens"
+        assert answer["complete"], f"a stream did not end as it should: {answer['end']!r}"
+        marks = [place for place, character in enumerate(self.text) if character == MARK]
+        assert answer["counts"] == [len(marks)] * self.streams, "a stream has too few or too many tokens"
         while not self.times.exists():
             time.sleep(0.01)
-        sent = [float(line) for line in self.times.read_text().split()][len(self.prefix) :]
+        sent = [float(line) for line in self.times.read_text().split()]
         first, last = answer["arrivals"][0][1], answer["arrivals"][-1][1]
-        lags = sorted(now - sent[count - 1] for count, now in answer["arrivals"])
-        total = tokens * self.streams
+        lags = sorted(now - sent[marks[count - 1]] for count, now in answer["arrivals"])
+        total = len(self.text) * self.streams
         return {
             "tokens_per_s": round(total / (last - first)),
             "api_cpu_us_per_token": round(used / total * 1e6, 2),
@@ -175,9 +201,9 @@ def measure(case: str, model: Path, rounds: int, seconds: float) -> Row:
     found: Row = {}
     for name, streams, rate in (("many", STREAMS, RATE), ("single", 1, SINGLE_RATE)):
         with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(case, streams, rate, model, Path(folder))
+            bench = Bench(case, streams, rate, seconds, model, Path(folder))
             try:
-                runs = [bench.round(seconds) for _ in range(rounds)]
+                runs = [bench.round() for _ in range(rounds)]
             finally:
                 bench.close()
         if name == "many":
@@ -203,16 +229,15 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, help="only a flame graph of the first case, by py-spy")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
-    sys.path.insert(0, str(ROOT / "tests" / "serve"))
-    from serve_harness import make_checkpoint
+    from tests.serve.serve_harness import CHAT_TEMPLATE, make_checkpoint
 
     cases = arguments.case or list(CASES)
     with tempfile.TemporaryDirectory() as folder:
-        model = make_checkpoint(Path(folder) / "tiny")
+        model = make_checkpoint(Path(folder) / "tiny", chat_template=TEMPLATE_OF_TOOLS + CHAT_TEMPLATE)
         if arguments.profile:
-            bench = Bench(cases[0], STREAMS, RATE, model, Path(folder))
+            bench = Bench(cases[0], STREAMS, RATE, 12.0, model, Path(folder))
             try:
-                print(bench.round(12.0, arguments.profile))
+                print(bench.round(arguments.profile))
             finally:
                 bench.close()
             return

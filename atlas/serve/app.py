@@ -6,11 +6,10 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atlas.serve import tracking
@@ -36,10 +35,7 @@ def create_app(service: Service, keys: Iterable[bytes], bound: Sequence[str]) ->
         ConfigError: `--allowed-host` or `--cors-origin` is wrong.
     """
 
-    app = Starlette(
-        routes=_routes(service),
-        exception_handlers={HTTPException: _http_error},
-    )
+    app = _Routes(service)
     # From the inside out. Whoever is turned away by an outer layer costs the inner ones nothing.
     config = service.config
     limited = _Counting(Limits(Deadline(app, config.request_timeout), config), service)
@@ -47,29 +43,53 @@ def create_app(service: Service, keys: Iterable[bytes], bound: Sequence[str]) ->
     return tracking.Tracking(guarded, service.metrics, service.finished)
 
 
-def _routes(service: Service) -> list[Route]:
-    """One for each path: a router looks no further than the first that has the path, whatever its methods are."""
-    paths: dict[str, dict[str, Endpoint]] = {}
-    for endpoint in ENDPOINTS:
-        paths.setdefault(endpoint.path, {})[endpoint.method] = endpoint
-    return [_route(path, endpoints, service) for path, endpoints in paths.items()]
+class _Routes:
+    """Finds the endpoint. A Starlette application does the same, with three more layers around every message of a
+    stream."""
+
+    def __init__(self, service: Service) -> None:
+        """One route for each path: a router looks no further than the first that has the path, whatever its methods
+        are."""
+        paths: dict[str, dict[str, Endpoint]] = {}
+        for endpoint in ENDPOINTS:
+            paths.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+        self._router = Router(
+            [
+                Route(path, _Handler(path, endpoints, service), methods=list(endpoints))
+                for path, endpoints in paths.items()
+            ]
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # then the router raises what it finds wrong, instead of answering it
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            await _http_error(scope, error)(scope, receive, send)
 
 
-def _route(path: str, endpoints: dict[str, Endpoint], service: Service) -> Route:
-    async def handle(request: Request) -> Response:
-        tracking.route_taken(path)
+class _Handler:
+    """The endpoints of one path, by method."""
+
+    def __init__(self, path: str, endpoints: dict[str, Endpoint], service: Service) -> None:
+        self._path, self._endpoints, self._service = path, endpoints, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tracking.route_taken(self._path)
+        response = await self._answer(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
         try:
-            return await endpoints[method].handler(request, service)
+            return await self._endpoints[method].handler(request, self._service)
         except ApiError as error:
             return error.response(request.scope)
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
         except Exception:
-            logger.exception("%s %s failed", method, path)
+            logger.exception("%s %s failed", method, self._path)
             return ApiError(500, "internal_error", "the server failed on this request").response(request.scope)
-
-    return Route(path, handle, methods=list(endpoints))
 
 
 class _Counting:
@@ -105,10 +125,9 @@ class _Counting:
             self._service.active -= counted
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _http_error(scope: Scope, error: HTTPException) -> Response:
+    path = scope["path"][:200]
     if error.status_code == 404:
-        message = f"{request.url.path[:200]}: there is no such endpoint"
-        return ApiError(404, "unknown_endpoint", message).response(request.scope)
-    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    return ApiError(error.status_code, "http_error", message, headers=error.headers).response(request.scope)
+        return ApiError(404, "unknown_endpoint", f"{path}: there is no such endpoint").response(scope)
+    message = f"{scope['method']} {path}: {error.detail}"
+    return ApiError(error.status_code, "http_error", message, headers=error.headers).response(scope)

@@ -13,6 +13,7 @@ from atlas.engine.client import EngineClient, EngineUnavailableError
 from atlas.engine.messages import SamplingParams, SequenceOutput, TokenLogprobs
 from atlas.parsers import Answer, AnswerParser, CallEnd, Content, Event
 from atlas.parsers import collect as answer_of
+from atlas.parsers.events import joined
 from atlas.serve.answer_assembler import AnswerAssembler, PlainAssembler
 from atlas.serve.errors import ApiError, engine_failed, generation_failed, unavailable
 from atlas.serve.limits import Account
@@ -121,6 +122,8 @@ async def generate(
             if output.logprobs:
                 pairs = zip(output.logprobs, assembler.offsets, strict=False)
                 logprobs = [Reported(*pair) for pair in pairs][:tokens]
+            if len(events) > 1:
+                events = joined(events)
             for event in events:
                 called = called or (isinstance(event, CallEnd) and event.complete)
             told: FinishReason | None = "tool_calls" if reason == "stop" and called else reason

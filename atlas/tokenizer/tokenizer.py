@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 
 from atlas.errors import CheckpointError, RequestError
-from atlas.tokenizer.detokenizer import Detokenizer
+from atlas.tokenizer.detokenizer import ByteDetokenizer, ByteTable, Detokenizer
 from atlas.weights.checkpoint import Checkpoint, TokenizerFiles
 
 # A Unicode noncharacter, reserved for use inside a program: no text means anything by it.
@@ -36,6 +36,7 @@ class Tokenizer:
     def __init__(self, files: TokenizerFiles, config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> None:
         self._document = files.tokenizer_json
         self._showing: dict[frozenset[int], tokenizers.Tokenizer] = {}
+        self._tables: dict[frozenset[str], ByteTable] = {}
         self._source = files.source
         self._tokenizer = self._load(files.tokenizer_json)
         added = self._tokenizer.get_added_tokens_decoder()
@@ -206,13 +207,18 @@ class Tokenizer:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
-    def stream(self, shown: frozenset[str] = frozenset()) -> Detokenizer:
+    def stream(self, shown: frozenset[str] = frozenset()) -> Detokenizer | ByteDetokenizer:
         """A detokenizer for one sequence that is being generated.
 
         shown: words of formats of reasoning and tool calls; special tokens that they consist of are not skipped. The
             first use of a set of words reads the tokenizer once more: see `show`.
         """
-        return Detokenizer(self.show(shown))
+        tokenizer = self.show(shown)
+        if not self._is_only_byte_level:
+            return Detokenizer(tokenizer)
+        if (table := self._tables.get(shown)) is None:
+            table = self._tables[shown] = ByteTable(tokenizer, _BYTE_OF)
+        return ByteDetokenizer(table)
 
     def show(self, words: frozenset[str]) -> tokenizers.Tokenizer:
         """The tokenizer to whose decoder the special tokens in these words are text. Made once for each set."""
@@ -247,6 +253,10 @@ class Tokenizer:
     @cached_property
     def _added(self) -> frozenset[int]:
         return frozenset(self._tokenizer.get_added_tokens_decoder())
+
+    @cached_property
+    def _is_only_byte_level(self) -> bool:
+        return (json.loads(self._document).get("decoder") or {}).get("type") == "ByteLevel"
 
     @cached_property
     def _is_byte_level(self) -> bool:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from atlas.tokenizer import Detokenizer
+from atlas.tokenizer import Detokenizer, Tokenizer
+from atlas.tokenizer.detokenizer import ByteDetokenizer, ByteTable
+from atlas.tokenizer.tokenizer import _BYTE_OF
+from atlas.weights import open_checkpoint
 
 
 def byte_level() -> tokenizers.Tokenizer:
@@ -122,3 +127,52 @@ def test_special_and_unknown_ids_give_no_text() -> None:
 
 def test_finish_without_tokens_is_empty() -> None:
     assert Detokenizer(BYTES).finish() == ""
+
+
+def bytes_streamed(tokenizer: tokenizers.Tokenizer, chunks: Sequence[Sequence[int]]) -> list[str]:
+    detokenizer = ByteDetokenizer(ByteTable(tokenizer, _BYTE_OF))
+    return [*(detokenizer.push(chunk) for chunk in chunks), detokenizer.finish()]
+
+
+def with_odd_tokens() -> tokenizers.Tokenizer:
+    """Added tokens with a space, with letters that spell other bytes, and with none."""
+    tokenizer = byte_level()
+    tokenizer.add_tokens(["two words", "Ġé", "漢字", "plain"])
+    return tokenizer
+
+
+ODD = with_odd_tokens()
+
+
+@settings(max_examples=500, deadline=None)
+@given(ids=st.lists(st.integers(0, 263), max_size=25), size=st.integers(1, 4))
+def test_spelled_bytes_are_what_the_library_decodes(ids: list[int], size: int) -> None:
+    chunks = [ids[at : at + size] for at in range(0, len(ids), size)]
+    assert "".join(bytes_streamed(ODD, chunks)) == ODD.decode(ids, skip_special_tokens=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=20), size=st.integers(1, 5))
+def test_spelled_bytes_stream_as_the_library_does(text: str, size: int) -> None:
+    ids = ids_of(text)
+    chunks = [ids[at : at + size] for at in range(0, len(ids), size)]
+    if "\ufffd" not in text:  # which the library holds back as if it were a part
+        assert bytes_streamed(BYTES, chunks) == streamed(BYTES, chunks)
+    cut = [*chunks, ids_of("😀")[:2]]
+    assert "".join(bytes_streamed(BYTES, cut)) == text + "\ufffd"
+
+
+def test_a_real_vocabulary(smollm2_path: Path) -> None:
+    """Random ids, most of which are no UTF-8, special and unknown ones among them; with special tokens shown, too."""
+    tokenizer = Tokenizer.from_checkpoint(open_checkpoint(smollm2_path))
+    assert isinstance(tokenizer.stream(), ByteDetokenizer)
+    draw = random.Random(3)
+    for shown in (frozenset[str](), frozenset({"<|im_start|>x"})):
+        library = tokenizer.show(shown)
+        for _ in range(300):
+            ids = [draw.randrange(300 if draw.random() < 0.5 else tokenizer.vocab_size + 3) for _ in range(40)]
+            stream = tokenizer.stream(shown)
+            pieces = [stream.push([index]) for index in ids]
+            assert "".join(pieces) + stream.finish() == library.decode(ids, skip_special_tokens=True)
+    start = tokenizer.stream(frozenset({"<|im_start|>x"})).push([1])
+    assert start == "<|im_start|>" and tokenizer.stream().push([1]) == ""
