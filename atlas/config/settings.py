@@ -93,7 +93,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = None
     tool_parser: Annotated[
         ToolParser,
-        Meta(description="how the model writes tool calls; none: calls stay text; auto: what suits the model"),
+        Meta(description="how the model writes tool calls; none: requests with tools are refused; auto: what suits it"),
     ] = "auto"
     reasoning_parser: Annotated[
         ReasoningParser,

@@ -90,6 +90,9 @@ class Frontend:
             tokenizer.show(words)  # made here: for a large vocabulary it takes a second
         if template is None:
             logger.warning("%s: /v1/chat/completions will answer 400, /v1/completions works", fault)
+        elif config.tool_parser == "auto" and presets.switches.takes_tools and presets.tool_format is None:
+            told = next(origin.origin for origin in presets.origins if origin.name == "tool_parser")
+            logger.warning("requests with tools will answer 400, for no tool parser is known (%s)", told)
         return cls(tokenizer, template, presets, fault, digest)
 
     @property

@@ -155,6 +155,9 @@ class _Vocabulary(ABC):
                 )
         if template := self.metadata.get("tokenizer.chat_template"):
             result["chat_template"] = template
+            if with_tools := self.metadata.get("tokenizer.chat_template.tool_use"):
+                named = {"default": template, "tool_use": with_tools}
+                result["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
         return result
 
     def document(self, config: Mapping[str, Any]) -> dict[str, Any]:

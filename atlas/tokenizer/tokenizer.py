@@ -26,7 +26,8 @@ class Tokenizer:
     vocab_size: one more than the largest id that has a text; a model's logits may have more rows.
     bos_token_id: None when the model has none.
     eos_token_ids: every id that ends a turn by generation_config, config or tokenizer_config, ascending.
-    chat_template: Jinja source; chat_template.jinja wins over tokenizer_config.json; None when absent.
+    chat_template: Jinja source; chat_template.jinja wins over tokenizer_config.json; None when absent. Where the model
+        has a template of its own for requests with tools, it is both, and `tools` decides.
     special_tokens_map: bos_token, eos_token, ... -> text, for templates.
 
     Raises:
@@ -46,7 +47,7 @@ class Tokenizer:
         self.special_tokens_map = {
             role: text for role in _ROLES if (text := _token_text(files.tokenizer_config.get(role))) is not None
         }
-        self.chat_template = files.chat_template or _template_of(files.tokenizer_config)
+        self.chat_template = _template_of(files)
         bos = self._id_of("bos_token")
         for source in (generation_config, config):
             bos = source.get("bos_token_id") if bos is None else bos
@@ -306,12 +307,21 @@ def _token_text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _template_of(config: Mapping[str, Any]) -> str | None:
-    template = config.get("chat_template")
+def _template_of(files: TokenizerFiles) -> str | None:
+    template, with_tools = files.tokenizer_config.get("chat_template"), None
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
-        template = named.get("default")
-    return template if isinstance(template, str) and template else None
+        template, with_tools = named.get("default"), named.get("tool_use")
+    if files.chat_template:
+        template, with_tools = files.chat_template, files.tool_template
+    if not isinstance(template, str) or not template:
+        return None
+    if not isinstance(with_tools, str) or not with_tools:
+        return template
+    # Each stands as it would alone: a break behind a tag is dropped, as is one at a template's end; the empty text
+    # keeps spaces that would be dropped before a tag.
+    tools, plain = (re.sub(r"(\r\n|\r|\n)\Z", "", text) for text in (with_tools, template))
+    return f"{{% if tools %}}\n{tools}{{{{ '' }}}}{{% else %}}\n{plain}{{{{ '' }}}}{{% endif %}}"
 
 
 def _never_prepend(document: Any, schemes: Sequence[str]) -> Any:

@@ -53,12 +53,14 @@ class TokenizerFiles:
     tokenizer_config: contents of tokenizer_config.json; empty when absent.
     chat_template: contents of chat_template.jinja; None when absent.
     source: file name to put in errors.
+    tool_template: contents of additional_chat_templates/tool_use.jinja; None when absent.
     """
 
     tokenizer_json: str
     tokenizer_config: dict[str, Any]
     chat_template: str | None
     source: str
+    tool_template: str | None = None
 
 
 class Checkpoint(ABC):

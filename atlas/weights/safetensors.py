@@ -169,13 +169,15 @@ class SafetensorsCheckpoint(Checkpoint):
         config = read_json_object(self.path / "tokenizer_config.json", required=False)
         # Where older checkpoints keep the special tokens; newer ones have them in tokenizer_config.json too.
         special = read_json_object(self.path / "special_tokens_map.json", required=False)
-        template = self.path / "chat_template.jinja"
+        templates = (self.path / "chat_template.jinja", self.path / "additional_chat_templates" / "tool_use.jinja")
         try:
             tokenizer_json = path.read_text(encoding="utf-8")
-            chat_template = template.read_text(encoding="utf-8") if template.is_file() else None
+            chat_template, tool_template = (
+                file.read_text(encoding="utf-8") if file.is_file() else None for file in templates
+            )
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(str(self.path), f"tokenizer files cannot be read ({error})") from None
-        return TokenizerFiles(tokenizer_json, {**special, **config}, chat_template, str(path))
+        return TokenizerFiles(tokenizer_json, {**special, **config}, chat_template, str(path), tool_template)
 
     def close(self) -> None:
         self._shards.clear()

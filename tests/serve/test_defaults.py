@@ -122,6 +122,17 @@ def test_every_value_says_where_it_is_from(tmp_path: Path, start: Start) -> None
         assert "secret" not in told
 
 
+def test_a_template_with_calls_of_no_known_kind_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    calls = known.HERMES_CALL + known.MISTRAL_CALL
+    model = make_model(tmp_path / "model", chat_template=known.chatml(calls))
+    Server(model)
+    assert "requests with tools will answer 400" in caplog.text and "fits several" in caplog.text
+    caplog.clear()
+    Server(model, tool_parser="none")
+    Server(model, tool_parser="hermes")
+    assert not caplog.text
+
+
 def test_a_chat_template_of_ones_own(tmp_path: Path, start: Start) -> None:
     file = tmp_path / "own.jinja"
     file.write_text("{% for m in messages %}<|user|>{{ m.content }}{{ '!' if loud else '?' }}<|eot|>{% endfor %}")

@@ -101,6 +101,14 @@ def test_missing_pre_means_the_default(metadata: dict[str, Any]) -> None:
     assert tokenizer.encode_plain(text) == build(metadata, pre="default").encode_plain(text)
 
 
+def test_templates_by_name(metadata: dict[str, Any]) -> None:
+    fields = {**metadata, "tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "tools!"}
+    both = build(fields).chat_template
+    assert both is not None and "tools!" in both and "plain" in both
+    del fields["tokenizer.chat_template"]
+    assert build(fields).chat_template is None
+
+
 TINY: dict[str, Any] = {
     "tokenizer.ggml.model": "gpt2",
     "tokenizer.ggml.pre": "gpt-2",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from atlas.errors import CheckpointError, RequestError
+from atlas.text.chat_template import ChatTemplate
 from atlas.tokenizer import GUARD, Tokenizer
 from atlas.weights import TokenizerFiles, open_checkpoint
 
@@ -194,12 +195,41 @@ def test_ids_are_gathered_from_every_file() -> None:
 def test_template_and_special_tokens() -> None:
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     assert wrap(byte_level(), chat_template="C").chat_template == "C"
-    assert wrap(byte_level(), chat_template=named).chat_template == "D"
+    assert wrap(byte_level(), chat_template=named[1:]).chat_template == "D"
     assert wrap(byte_level(), "J", chat_template="C").chat_template == "J"
     assert wrap(byte_level(), chat_template=named[:1]).chat_template is None
     assert wrap(byte_level()).chat_template is None
     config = {"bos_token": "<s>", "eos_token": {"content": "<|im_end|>"}, "pad_token": None, "model_max_length": 5}
     assert wrap(byte_level(), **config).special_tokens_map == {"bos_token": "<s>", "eos_token": "<|im_end|>"}
+
+
+@pytest.mark.parametrize(
+    "with_tools", ["T", "\nT\n\n", "{%- set x = 1 %}\nT{{ x }}  {%- if x %} y{% endif %}\n", "  {% if x %}{% endif %}"]
+)
+@pytest.mark.parametrize(
+    "plain",
+    [
+        "D",
+        " \n{{ messages }}\n",
+        "{%- for m in messages %}\n{{ m.role }}\n{%- endfor %}\n",
+        "D\r\n",
+        "D\n   ",
+        "\n\n D",
+    ],
+)
+def test_a_template_of_its_own_for_tools(tmp_path: Path, with_tools: str, plain: str) -> None:
+    """Rendered as each would be alone; from tokenizer_config.json, and from files of their own."""
+    named = [{"name": "tool_use", "template": with_tools}, {"name": "default", "template": plain}]
+    both = wrap(byte_level(), chat_template=named).chat_template
+    files = TokenizerFiles(byte_level().to_str(), {"chat_template": "old"}, plain, "t", with_tools)
+    assert both is not None and Tokenizer(files, {}, {}).chat_template == both
+    turns: Any = [{"role": "user", "content": "x"}]
+    tools: Any = [{"type": "function", "function": {"name": "f"}}]
+    template = ChatTemplate(both, {})
+    assert template.render(turns, tools=tools) == ChatTemplate(with_tools, {}).render(turns, tools=tools)
+    for none in (None, []):
+        assert template.render(turns, tools=none) == ChatTemplate(plain, {}).render(turns, tools=none)
+    assert "tools" in template.variables
 
 
 @pytest.mark.parametrize("document", ["", "{}", '{"model": {"type": "Nope"}}', "[1"])
@@ -217,6 +247,10 @@ def test_from_a_directory(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("new")
     tokenizer = Tokenizer.from_checkpoint(open_checkpoint(tmp_path))
     assert (tokenizer.chat_template, tokenizer.eos_token_ids) == ("new", (3,))
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools!")
+    both = Tokenizer.from_checkpoint(open_checkpoint(tmp_path)).chat_template
+    assert both is not None and "tools!" in both and "new" in both
     assert tokenizer.bos_token_id == BYTES.bos_token_id
 
 
