@@ -8,7 +8,10 @@ import importlib.util
 import logging
 import resource
 import socket
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
+
+from atlas.serve.errors import ApiError
 
 if TYPE_CHECKING:
     from asyncio import Protocol
@@ -17,6 +20,8 @@ else:
 
 logger = logging.getLogger("atlas.serve")
 
+HEAD_BYTES = 64 << 10
+"""What a request may have besides its body. A head that arrives in one piece may be longer: it is there already."""
 HEAD_SECONDS = 30.0
 """How long the head of a request may take to arrive. uvicorn has a limit for the time between two requests only."""
 UNSENT_BYTES = 128 << 10
@@ -79,13 +84,51 @@ class _HeadTimeout(Protocol):
         self._waiting = None
         self.transport.close()
 
+    def send_400_response(self, message: str) -> None:
+        """What uvicorn answers to what is no HTTP, in the words of the API."""
+        self._refuse(ApiError(400, "invalid_http", message))
+
+    def _refuse(self, error: ApiError) -> None:
+        body = error.encode()
+        head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+        self.transport.close()
+
+
+class _HeadLimit(_HeadTimeout):
+    """In front of the protocol by httptools, which keeps a head, or what follows a body, of any length."""
+
+    _besides = 0
+
+    def data_received(self, data: bytes) -> None:
+        self._besides += len(data)
+        super().data_received(data)
+        if self._besides > HEAD_BYTES and not self.transport.is_closing():
+            if self.cycle is None or self.cycle.response_complete:
+                self._refuse(ApiError(431, "head_too_large", f"request head: more than {HEAD_BYTES} bytes"))
+            else:
+                self.transport.close()  # an answer is under way: an error would stand inside of it
+
+    def on_headers_complete(self) -> None:
+        self._besides = 0
+        super().on_headers_complete()  # type: ignore[misc]
+
+    def on_body(self, body: bytes) -> None:
+        self._besides = 0
+        super().on_body(body)  # type: ignore[misc]
+
+    def on_message_complete(self) -> None:
+        self._besides = 0
+        super().on_message_complete()  # type: ignore[misc]
+
 
 def http_protocol() -> type[asyncio.Protocol]:
-    """uvicorn's HTTP, by `httptools` where that is installed, that does not wait for ever for a request's head."""
+    """uvicorn's HTTP, by `httptools` where that is installed, that neither waits for ever for a request's head nor
+    keeps one of any length."""
     if importlib.util.find_spec("httptools"):
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-        return type("HttpTools", (_HeadTimeout, HttpToolsProtocol), {})
+        return type("HttpTools", (_HeadLimit, HttpToolsProtocol), {})
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     return type("H11", (_HeadTimeout, H11Protocol), {})

@@ -141,7 +141,7 @@ class Guard:
 
 
 class JsonOnly:
-    """Answers 415 to a request whose body is not declared as JSON.
+    """Answers 415 to a request whose body is not declared as JSON, or is in an encoding, which nothing would undo.
 
     Of methods that no endpoint has only those are looked at that are known to have a body: the router says 405.
     """
@@ -157,6 +157,12 @@ class JsonOnly:
                 if kind != "application/json":
                     message = f"content-type: {kind[:80] or 'missing'!r}; accepted: application/json"
                     raise ApiError(415, "unsupported_media_type", message, "content-type")
+                encoding = (_single(scope, b"content-encoding") or "identity").strip().lower()
+                if encoding != "identity":
+                    message = (
+                        f"content-encoding: {encoding[:80]!r}; accepted: identity, or none; send the body as it is"
+                    )
+                    raise ApiError(415, "unsupported_content_encoding", message, "content-encoding")
             except ApiError as error:
                 await error.response(scope)(scope, receive, send)
                 return
