@@ -7,7 +7,7 @@ each way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,6 +31,7 @@ class Switches(msgspec.Struct, frozen=True):
     thinking: name of the switch between reasoning and not; None if there is none that changes the prompt.
     thinks: where there is such a switch, what it stands at when it is left out; else None.
     prompt: a rendered question, all switches left out; it shows whether answers begin inside reasoning.
+    late_system: it shows messages of the system that stand after those of the user.
     """
 
     names: frozenset[str] = frozenset()
@@ -38,27 +39,41 @@ class Switches(msgspec.Struct, frozen=True):
     thinking: str | None = None
     thinks: bool | None = None
     prompt: str = ""
+    late_system: bool = False
 
     @classmethod
     def of(cls, template: ChatTemplate) -> Switches:
         """Look at a template. Where it refuses a plain question, the name of its switch has to do."""
         names = template.variables - {*RESERVED}
-        takes_tools = "tools" in template.variables
+        takes_tools, late_system = "tools" in template.variables, _takes_late_system(template)
         unset = _render(template)
         if unset is None:
-            return cls(names, takes_tools, next((name for name in THINKING_NAMES if name in names), None))
+            switch = next((name for name in THINKING_NAMES if name in names), None)
+            return cls(names, takes_tools, switch, late_system=late_system)
         for name in THINKING_NAMES:
             if name in names:
                 on, off = _render(template, {name: True}), _render(template, {name: False})
                 if on != off and on is not None and off is not None:
                     # Neither: the template has a third answer for "not said", such as leaving it to the model.
                     thinks = True if unset == on else False if unset == off else None
-                    return cls(names, takes_tools, name, thinks, unset)
-        return cls(names, takes_tools, prompt=unset)
+                    return cls(names, takes_tools, name, thinks, unset, late_system)
+        return cls(names, takes_tools, prompt=unset, late_system=late_system)
 
 
-def _render(template: ChatTemplate, variables: Mapping[str, Any] | None = None) -> str | None:
+def _takes_late_system(template: ChatTemplate) -> bool:
+    told = "a late word"
+    first, (user,) = {"role": "system", "content": "Hello"}, _QUESTION
+    late, answer = {"role": "system", "content": told}, {"role": "assistant", "content": "Yes"}
+    conversations = ((first, user, late), (user, late), (first, user, late, answer, user))
+    return all(told in (_render(template, messages=messages) or "") for messages in conversations)
+
+
+def _render(
+    template: ChatTemplate,
+    variables: Mapping[str, Any] | None = None,
+    messages: Sequence[Mapping[str, Any]] = _QUESTION,
+) -> str | None:
     try:
-        return template.render(_QUESTION, variables=variables)
+        return template.render(messages, variables=variables)
     except RequestError:
         return None

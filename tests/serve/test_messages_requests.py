@@ -42,7 +42,8 @@ def test_what_agent_tools_send_is_all_known() -> None:
                     "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}},
                     "cache_control": EPHEMERAL,
                     "eager_input_streaming": True,
-                }
+                },
+                {"name": "DeferredToolPlaceholder", "input_schema": {"type": "object"}, "defer_loading": True},
             ],
             tool_choice={"type": "auto", "disable_parallel_tool_use": False},
             thinking={"type": "adaptive", "display": "summarized"},
@@ -53,6 +54,12 @@ def test_what_agent_tools_send_is_all_known() -> None:
             cache_control=EPHEMERAL,
             messages=[
                 {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": EPHEMERAL}]},
+                {
+                    "role": "system",
+                    "content": [{"type": "text", "text": "# Environment", "cache_control": EPHEMERAL}],
+                    "output_config": {"effort": "medium"},
+                    "clear_at": "never",
+                },
                 {
                     "role": "assistant",
                     "content": [
@@ -91,12 +98,12 @@ def test_what_nothing_reads_is_told() -> None:
     _, ignored = read(
         body(
             context_management={"edits": []},
-            tools=[{"name": "f", "input_schema": {}, "defer_loading": True}],
+            tools=[{"name": "f", "input_schema": {}, "input_examples": []}],
             messages=[HI, {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "Eq"}]}, HI],
         ),
         MessagesRequest,
     )
-    assert sorted(ignored) == ["context_management", "messages[1].content[0].data", "tools[0].defer_loading"]
+    assert sorted(ignored) == ["context_management", "messages[1].content[0].data", "tools[0].input_examples"]
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}

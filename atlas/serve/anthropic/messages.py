@@ -44,7 +44,7 @@ async def messages(http: Request, service: Service) -> Response:
         request, translation, ignored = await serving.frontend.run(
             partial(_read, serving, body, MessagesRequest), len(body)
         )
-    with callers_words(translation.paths):
+    with callers_words(translation):
         prepared = await prepare(service, serving, translation.chat, len(body), ignored=ignored)
     (job,) = prepared.jobs
     tally = _Tally(job, request.max_tokens)
@@ -83,7 +83,7 @@ async def count_tokens(http: Request, service: Service) -> Response:
     with callers_words():
         _, translation, ignored = await frontend.run(partial(_read, serving, body, Conversation), len(body))
     chat = translation.chat
-    with callers_words(translation.paths):
+    with callers_words(translation):
         service.check_model(chat.model)
         plan = await frontend.run(partial(plan_of, frontend, chat), len(body))
         headers = service.report_ignored([*ignored, *plan.unread])

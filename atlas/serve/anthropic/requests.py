@@ -56,20 +56,20 @@ class ToolUse(msgspec.Struct, tag_field="type", tag="tool_use"):
     caller: dict[str, Any] | None = None
 
 
+class ToolReference(msgspec.Struct, tag_field="type", tag="tool_reference"):
+    """In the result of a search for tools: one that was found. From here on it is offered."""
+
+    tool_name: str
+    cache_control: CacheControl | None = None
+
+
 class ToolResult(msgspec.Struct, tag_field="type", tag="tool_result"):
     """What a call gave. `is_error` puts `Error: ` before it."""
 
     tool_use_id: str
-    content: str | list[Text] | None = None
+    content: str | list[Text | ToolReference] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
-
-
-class Turn(msgspec.Struct):
-    """One turn of the conversation."""
-
-    role: Literal["user", "assistant", "system"]
-    content: str | list[Text | Thinking | RedactedThinking | ToolUse | ToolResult]
 
 
 class Tool(msgspec.Struct):
@@ -81,8 +81,58 @@ class Tool(msgspec.Struct):
     type: Literal["custom"] | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
-    eager_input_streaming: bool | None = None
-    """Arguments are always streamed as they are found."""
+    eager_input_streaming: Annotated[bool | None, about("Arguments are streamed as they are found, always.")] = None
+    defer_loading: Annotated[
+        bool | None, about("The tool is offered once a tool_reference or tool_addition has named it.")
+    ] = None
+
+
+class ToolName(msgspec.Struct, tag_field="type", tag="tool_reference"):
+    """A tool of `tools`, or one that a turn before defined."""
+
+    name: str
+
+
+class ToolDefinition(msgspec.Struct, tag_field="type", tag="tool_definition"):
+    """A tool that is not among `tools`."""
+
+    definition: Tool
+
+
+class ToolAddition(msgspec.Struct, tag_field="type", tag="tool_addition"):
+    """From here on a tool is offered."""
+
+    tool: ToolName | ToolDefinition
+    cache_control: CacheControl | None = None
+
+
+class ToolRemoval(msgspec.Struct, tag_field="type", tag="tool_removal"):
+    """From here on a tool is not offered."""
+
+    tool: ToolName
+    cache_control: CacheControl | None = None
+
+
+Effort = Literal["low", "medium", "high", "xhigh", "max"]
+
+
+class TurnConfig(msgspec.Struct):
+    """What holds for one answer, over what the request says."""
+
+    effort: Effort | None = None
+
+
+class Turn(msgspec.Struct):
+    """One turn of the conversation.
+
+    output_config, clear_at: of a turn of the system. Its text is taken out once a turn of the user stands after it,
+    where `clear_at` says so.
+    """
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Text | Thinking | RedactedThinking | ToolUse | ToolResult | ToolAddition | ToolRemoval]
+    output_config: TurnConfig | None = None
+    clear_at: Literal["next_user_message", "never"] | None = None
 
 
 class ToolChoice(msgspec.Struct):
@@ -112,7 +162,7 @@ class OutputFormat(msgspec.Struct):
 class OutputConfig(msgspec.Struct):
     """How much effort, and which format."""
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     format: OutputFormat | None = None
 
 
@@ -207,7 +257,7 @@ def _first_redacted(turns: list[Turn]) -> list[str]:
 _OF_ROLE = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
-    "system": ("text",),
+    "system": ("text", "tool_addition", "tool_removal"),
 }
 
 
@@ -224,13 +274,18 @@ def _check_types(value: dict[str, Any]) -> None:
             _check_block(block, path, accepted, f"a turn of the role {role}")
             if block.get("type") == "tool_result":
                 for n_part, part in enumerate(_objects(block.get("content"))):
-                    _check_block(part, f"{path}.content[{n_part}]", ("text",), "a tool_result")
+                    _check_block(part, f"{path}.content[{n_part}]", ("text", "tool_reference"), "a tool_result")
+            if block.get("type") == "tool_addition" and isinstance(tool := block.get("tool"), dict):
+                _check_tool(tool.get("definition"), f"{path}.tool.definition")
     for n_block, block in enumerate(_objects(value.get("system"))):
         _check_block(block, f"system[{n_block}]", ("text",), "the system prompt")
     for n_tool, tool in enumerate(_objects(value.get("tools"))):
-        if isinstance(kind := tool.get("type"), str) and kind != "custom":
-            fix = "give tools of your own, with an input_schema"
-            raise unsupported(f"tools[{n_tool}].type", repr(kind[:80]), fix)
+        _check_tool(tool, f"tools[{n_tool}]")
+
+
+def _check_tool(tool: Any, path: str) -> None:
+    if isinstance(tool, dict) and isinstance(kind := tool.get("type"), str) and kind != "custom":
+        raise unsupported(f"{path}.type", repr(kind[:80]), "give tools of your own, with an input_schema")
 
 
 def _check_block(block: dict[str, Any], path: str, accepted: tuple[str, ...], where: str) -> None:
