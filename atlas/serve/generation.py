@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from contextlib import aclosing
 from typing import Literal, Protocol
 
@@ -102,7 +102,9 @@ async def generate(
     opened = job.echo is None and job.sampling.prompt_logprobs is None
     waiting = True
     with Generation(len(job.prompt), job.sampling.max_tokens, job.first) as seen, submitted as stream:
-        async for output in stream:
+        # Of a token whose log-probabilities are told, it must be seen what it is part of.
+        apart = job.parser is not None and job.sampling.logprobs is not None
+        async for output in _one_by_one(stream) if apart else stream:
             if output.finish_reason in ("error", "abort"):
                 raise _failure(engine, output)
             if output.prompt_logprobs:
@@ -132,6 +134,23 @@ async def generate(
             if reason is not None:
                 return
             logprobs = []
+
+
+async def _one_by_one(stream: AsyncIterable[SequenceOutput]) -> AsyncGenerator[SequenceOutput, None]:
+    """The same, each token in an output of its own."""
+    async for output in stream:
+        if len(output.token_ids) < 2:
+            yield output
+            continue
+        *others, last = zip(output.token_ids, output.logprobs, strict=True)
+        timing, prompt_logprobs = output.timing, output.prompt_logprobs
+        for token, logprobs in others:
+            yield SequenceOutput(
+                output.request_id, [token], logprobs=(logprobs,), prompt_logprobs=prompt_logprobs, timing=timing
+            )
+            timing, prompt_logprobs = None, ()
+        rest = {"timing": None, "prompt_logprobs": ()}
+        yield msgspec.structs.replace(output, token_ids=[last[0]], logprobs=(last[1],), **rest)
 
 
 def _failure(engine: EngineClient, output: SequenceOutput) -> ApiError:

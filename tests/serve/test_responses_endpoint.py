@@ -147,12 +147,32 @@ def test_a_cut_answer_is_incomplete_and_says_why(client: openai.OpenAI) -> None:
         assert answer.usage.output_tokens == answer.max_output_tokens
 
 
-def test_logprobs_are_computed_where_they_are_asked_for(client: openai.OpenAI, server: RunningServer) -> None:
-    for options, asked in (({"top_logprobs": 2}, 2), ({"include": ["message.output_text.logprobs"]}, 0)):
-        ask(client, **options)
-        assert server.events("submit")[-1]["sampling"]["logprobs"] == asked
-    ask(client)
-    assert server.events("submit")[-1]["sampling"]["logprobs"] is None
+@pytest.mark.parametrize("asked", [{"top_logprobs": 2}, {"include": ["message.output_text.logprobs"]}])
+def test_logprobs_are_those_of_a_chat_answer(client: openai.OpenAI, asked: dict[str, Any]) -> None:
+    chat = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Hello"}],
+        logprobs=True,
+        top_logprobs=asked.get("top_logprobs"),
+    )
+    assert chat.choices[0].logprobs is not None
+    expected = [one.to_dict() for one in chat.choices[0].logprobs.content or ()]
+    answer = ask(client, **asked)
+    (part,) = answer.output[0].content
+    assert [one.to_dict() for one in part.logprobs] == expected and expected
+    events = list(ask(client, stream=True, **asked))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert [one.token for event in deltas for one in event.logprobs] == [one["token"] for one in expected]
+    Response.model_validate(events[-1].response.to_dict())
+    assert client.responses.retrieve(answer.id, include=["message.output_text.logprobs"]).id == answer.id
+    assert ask(client).output[0].content[0].logprobs == []
+
+
+@pytest.mark.parametrize("seed", [7, 8])
+def test_logprobs_of_reasoning_and_calls_are_not_those_of_text(client: openai.OpenAI, seed: int) -> None:
+    answer = ask(client, seed=seed, tools=[TOOL], include=["message.output_text.logprobs"])
+    (message,) = [item for item in answer.output if item.type == "message"]
+    assert "".join(one.token for one in message.content[0].logprobs).strip() == "Let me see."
 
 
 def test_obfuscation_makes_deltas_of_one_size(client: openai.OpenAI) -> None:

@@ -109,7 +109,9 @@ class Making:
     def _take(self, delta: Delta) -> list[StreamEvent]:
         self._tokens += delta.tokens
         self._reasoning_tokens += delta.reasoning_tokens
-        logprobs = chat_logprobs(delta.logprobs, self._serving.frontend.tokenizer).content if delta.logprobs else ()
+        if not delta.logprobs or delta.reasoning_tokens:  # where log-probabilities are told, a delta is one token
+            return self.writer.add(delta.events)
+        logprobs = chat_logprobs(delta.logprobs, self._serving.frontend.tokenizer).content
         self.reported += len(logprobs)
         return self.writer.add(delta.events, logprobs)
 
