@@ -168,6 +168,15 @@ def test_every_sampling_field_reaches_the_chat_request() -> None:
         "priority": 2,
         "stream": True,
         "user": "u",
+        "structured_outputs": {"choice": ["a"]},
+        "guided_json": {},
+        "guided_regex": "a",
+        "guided_choice": ["a"],
+        "guided_grammar": "a",
+        "json_schema": {},
+        "regex": "a",
+        "ebnf": "a",
+        "grammar": "a",
     }
     assert set(given) == set(SamplingFields.__struct_fields__), "a new field: give it a value here"
     chat, _ = chat_request(read({"input": "x", **given}), Conversation())

@@ -175,6 +175,32 @@ def test_logprobs_of_reasoning_and_calls_are_not_those_of_text(client: openai.Op
     assert "".join(one.token for one in message.content[0].logprobs).strip() == "Let me see."
 
 
+SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "response_format"),
+    [
+        ({"type": "text"}, {"type": "text"}),
+        ({"type": "json_object"}, {"type": "json_object"}),
+        (
+            {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True},
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}},
+        ),
+    ],
+)
+def test_a_text_format_asks_for_what_a_response_format_does(
+    server: RunningServer, client: openai.OpenAI, given: Any, response_format: Any
+) -> None:
+    answer = ask(client, text={"format": given})
+    assert answer.text.to_dict()["format"] == {"description": None, **given} if "schema" in given else given
+    wanted = server.events("submit")[-1]["sampling"]["grammar"]
+    messages: Any = [{"role": "user", "content": "Hello"}]
+    client.chat.completions.create(model=MODEL, messages=messages, response_format=response_format)
+    assert server.events("submit")[-1]["sampling"]["grammar"] == wanted
+    assert (wanted is None) == (given["type"] == "text")
+
+
 def test_obfuscation_makes_deltas_of_one_size(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"stream": True, "stream_options": {"include_obfuscation": True}}
     deltas = [event for event in ask(client, seed=8, **options) if event.type.endswith(".delta")]
@@ -358,6 +384,12 @@ def test_who_goes_away_ends_the_work_and_leaves_nothing(server: RunningServer, c
         ),
         ({"input": [{"role": "user", "content": "x" * 9000}]}, "input"),
         ({"model": "other"}, "model"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"properties": {"a": {"type": "no"}}}}}},
+            "text.format.schema.properties.a",
+        ),
+        ({"text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}}, "text.format.name"),
+        ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "guided_regex"),
     ],
 )
 def test_errors_name_the_fields_of_this_api(server: RunningServer, body: dict[str, Any], param: str) -> None:

@@ -102,6 +102,17 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     ] = None
     stream: Annotated[bool | None, about("Answer with server-sent events, as the text comes.")] = None
     user: Annotated[str | None, about("Who asks, in the client's own words; the answer does not depend on it.")] = None
+    structured_outputs: Annotated[
+        Any, about("What the answer must be, in vLLM's words: one of json, regex, choice, grammar, json_object.")
+    ] = None
+    guided_json: Annotated[Any, about("The answer is JSON that this schema, an object or its text, accepts.")] = None
+    guided_regex: Annotated[Any, about("The whole answer matches this regular expression.")] = None
+    guided_choice: Annotated[Any, about("The answer is one of these strings.")] = None
+    guided_grammar: Annotated[Any, about("The answer is a text of this grammar, in Lark's or GBNF's notation.")] = None
+    json_schema: Annotated[Any, about("The same as guided_json.")] = None
+    regex: Annotated[Any, about("The same as guided_regex.")] = None
+    ebnf: Annotated[Any, about("The same as guided_grammar.")] = None
+    grammar: Annotated[Any, about("The same as guided_grammar.")] = None
 
 
 class GenerationFields(SamplingFields, kw_only=True):
@@ -133,17 +144,6 @@ class GenerationFields(SamplingFields, kw_only=True):
     response_format: Annotated[
         Any, about("What the answer must be: type text, json_object, json_schema (with its json_schema) or grammar.")
     ] = None
-    structured_outputs: Annotated[
-        Any, about("The same in vLLM's words: one of json, regex, choice, grammar, json_object.")
-    ] = None
-    guided_json: Annotated[Any, about("The answer is JSON that this schema, an object or its text, accepts.")] = None
-    guided_regex: Annotated[Any, about("The whole answer matches this regular expression.")] = None
-    guided_choice: Annotated[Any, about("The answer is one of these strings.")] = None
-    guided_grammar: Annotated[Any, about("The answer is a text of this grammar, in Lark's or GBNF's notation.")] = None
-    json_schema: Annotated[Any, about("The same as guided_json.")] = None
-    regex: Annotated[Any, about("The same as guided_regex.")] = None
-    ebnf: Annotated[Any, about("The same as guided_grammar.")] = None
-    grammar: Annotated[Any, about("The same as guided_grammar.")] = None
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
