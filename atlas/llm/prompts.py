@@ -110,7 +110,7 @@ def render(
     guard = tokenizer.guard
     try:
         text = template.render(
-            turns(conversation, guard, knows_developer=template.knows_developer),
+            turns(conversation, guard, template),
             tools=_guarded(_plain("tools", tools), guard) if tools else None,
             variables=_plain("chat_template_kwargs", dict(variables or {})),
         )

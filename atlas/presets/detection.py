@@ -48,7 +48,7 @@ TOOL_SIGNS: Sequence[Sign] = (
         "calls are JSON objects between <tool_call> tags",
         lacks=("<function=", "<arg_key>", "<parameter", r"<tool_call>\[", "<tool_calls>"),
     ),
-    Sign("deepseek_v32", (_TOOLS, "｜DSML｜"), "calls are <｜DSML｜invoke> tags"),
+    Sign("deepseek_v32", (_TOOLS, "｜DSML｜", "function_calls"), "calls are <｜DSML｜invoke> tags"),
     Sign("deepseek", ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"), "calls stand between <｜tool▁call▁begin｜> tags"),
     Sign("mistral", (r"\[TOOL_CALLS\]",), "calls follow [TOOL_CALLS]"),
     Sign(
@@ -68,6 +68,7 @@ TOOL_SIGNS = (
     Sign("", (r"<\|tool_calls_section_begin\|>",), "calls are those of Kimi K2, which has no parser"),
     Sign("", (r"<\|channel\|>", "commentary"), "calls are messages on a channel (Harmony), which has no parser"),
     Sign("", (_TOOLS, r"<tool_call>\["), "calls are a JSON list between <tool_call> tags, which has no parser"),
+    Sign("", ("｜DSML｜", r"\btool_calls>"), "calls are those of DeepSeek V4, which has no parser"),
     Sign("", (_TOOLS, "<seed:tool_call>"), "calls are those of Seed-OSS, which has no parser"),
 )
 

@@ -129,7 +129,7 @@ class Frontend:
 
         def work() -> ChatPrompt:
             try:
-                conversation = turns(messages, guard, knows_developer=template.knows_developer)
+                conversation = turns(messages, guard, template)
                 declared = definitions(tools, lambda value: guard_all(value, guard)) or None
             except RequestError as error:
                 raise invalid(error.where, error.found, error.accepted) from None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -22,6 +23,15 @@ MAX_SOURCE = 1 << 20
 
 class _TemplateRaisedError(jinja2.TemplateError):
     """The template called `raise_exception`."""
+
+
+class CallStyle(NamedTuple):
+    """null_content: a turn with calls and without text has the content None instead of "".
+    text_arguments: arguments are JSON text instead of an object.
+    """
+
+    null_content: bool = False
+    text_arguments: bool = False
 
 
 class _Generation(Extension):
@@ -99,6 +109,27 @@ class ChatTemplate:
             found = f"the model's chat template failed: {type(error).__name__}: {error}"
             raise RequestError("messages", found) from None
         return "".join(chunks)
+
+    @functools.cached_property
+    def call_style(self) -> CallStyle:
+        """How this template wants tool calls of the history: the first way in which a call gets into the prompt."""
+        for style in (CallStyle(null, text) for text in (False, True) for null in (False, True)):
+            arguments: Any = {"place": "probe-value"}
+            function = {"name": "probe-name", "arguments": json.dumps(arguments) if style.text_arguments else arguments}
+            call = {"id": "probe0001", "type": "function", "function": function}
+            content = None if style.null_content else ""
+            turns: list[dict[str, Any]] = [
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": content, "tool_calls": [call]},
+                {"role": "tool", "name": "probe-name", "tool_call_id": "probe0001", "content": "done"},
+            ]
+            try:
+                text = self.render(turns, tools=[{"type": "function", "function": {"name": "probe-name"}}])
+            except RequestError:
+                continue
+            if "probe-value" in text:
+                return style
+        return CallStyle()
 
     def _to_json(
         self,

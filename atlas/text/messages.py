@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from atlas.errors import RequestError
+from atlas.text.chat_template import CallStyle, ChatTemplate
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text"):
@@ -51,10 +53,8 @@ class ChatMessage(msgspec.Struct):
         return self.content or ""
 
 
-def turns(
-    messages: Sequence[ChatMessage], guard: Callable[[str], str], *, knows_developer: bool
-) -> list[dict[str, Any]]:
-    """Messages as templates expect them, the client's own words guarded.
+def turns(messages: Sequence[ChatMessage], guard: Callable[[str], str], template: ChatTemplate) -> list[dict[str, Any]]:
+    """Messages as this template expects them, the client's own words guarded.
 
     Guarding (Tokenizer.guard) is what keeps a special token typed by a user from becoming a control token.
     Roles and the API's own names are not the client's words, and templates compare them, so they stay as they are.
@@ -68,7 +68,7 @@ def turns(
         if message.content is None and message.role not in ("assistant", "tool", "function"):
             raise RequestError(f"{where}.content", "null or absent", "a string or a list of text parts")
         role = message.role
-        if role == "developer" and not knows_developer:
+        if role == "developer" and not template.knows_developer:
             role = "system"  # the same thing under its older name
         # Not None: a template that prints the content would print the word "None".
         turn: dict[str, Any] = {"role": role, "content": guard(message.text)}
@@ -76,13 +76,19 @@ def turns(
         others = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": reasoning}
         turn |= {name: guard(value) for name, value in others.items() if value is not None}
         if message.tool_calls:
-            turn["tool_calls"] = [_tool_call(call, guard) for call in message.tool_calls]
+            style = template.call_style
+            turn["tool_calls"] = [_tool_call(call, guard, style) for call in message.tool_calls]
+            if style.null_content and not message.text:
+                turn["content"] = None
         result.append(turn)
     return result
 
 
-def _tool_call(call: ToolCall, guard: Callable[[str], str]) -> dict[str, Any]:
-    function = {"name": guard(call.function.name), "arguments": _arguments(call.function.arguments, guard)}
+def _tool_call(call: ToolCall, guard: Callable[[str], str], style: CallStyle) -> dict[str, Any]:
+    arguments = _arguments(call.function.arguments, guard)
+    if style.text_arguments and isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    function = {"name": guard(call.function.name), "arguments": arguments}
     result: dict[str, Any] = {"type": call.type, "function": function}
     if call.id is not None:
         result["id"] = guard(call.id)
@@ -90,7 +96,7 @@ def _tool_call(call: ToolCall, guard: Callable[[str], str]) -> dict[str, Any]:
 
 
 def _arguments(arguments: str | dict[str, Any], guard: Callable[[str], str]) -> Any:
-    """Templates index and print arguments as an object; the API carries them as a JSON string.
+    """Most templates index and print arguments as an object; the API carries them as a JSON string.
 
     What is no JSON object stays the text that it is: it was written by a model, and nothing better is known.
     """

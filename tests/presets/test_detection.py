@@ -82,6 +82,7 @@ def test_every_parser_has_a_sign() -> None:
         # Notations without a parser, which look much like others.
         (known.chatml("{{ tools }}<tool_call>[{'name': 1, 'arguments': 2}]</tool_call>"), "JSON list between"),
         (known.chatml("{{ tools }}<|tool_call|>[{'name': 1, 'arguments': 2}]"), "Granite"),
+        (known.chatml(known.DSML_CALL.replace("function_calls", "tool_calls")), "DeepSeek V4"),
         (known.chatml("{{ tools }}<seed:tool_call><function=f><parameter=a>"), "Seed-OSS"),
         (known.chatml("{{ tools }}<tool_calls>[{'name': 1, 'arguments': 2}]</tool_calls>"), "shows no tool calls"),
         # The words of a notation in a template that takes no tools are text.

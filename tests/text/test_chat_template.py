@@ -6,10 +6,12 @@ import resource
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from atlas.errors import CheckpointError, RequestError
-from atlas.text.chat_template import ChatTemplate
+from atlas.text.chat_template import CallStyle, ChatTemplate
+from atlas.text.messages import ChatMessage, turns
 
 MESSAGES = [{"role": "user", "content": "yo"}, {"role": "assistant", "content": "é<"}]
 
@@ -130,3 +132,40 @@ def test_a_large_conversation_fits_the_limits() -> None:
     messages = [{"role": "user", "content": "word " * 2000} for _ in range(300)]
     source = "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] | trim + '\n' }}{% endfor %}"
     assert len(render(source, messages, seconds=5)) > 2_900_000
+
+
+@pytest.mark.parametrize(
+    ("call", "style"),
+    [
+        # Qwen, Llama and most others
+        ("{{ c.function.arguments | tojson }}", CallStyle()),
+        ("{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}", CallStyle()),
+        # DeepSeek-R1 puts texts together
+        ("{{ 'x' + c.function.arguments }}", CallStyle(text_arguments=True)),
+        # and shows calls only where there is no content
+        ("{% if m.content is none %}{{ c.function.arguments }}{% endif %}", CallStyle(null_content=True)),
+        (
+            "{% if m.content is none %}{{ 'x' + c.function.arguments }}{% endif %}",
+            CallStyle(null_content=True, text_arguments=True),
+        ),
+        ("{{ raise_exception('no calls here') }}", CallStyle()),
+        ("", CallStyle()),
+    ],
+)
+def test_calls_of_the_history_reach_the_prompt(call: str, style: CallStyle) -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{{ m.role }}:{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+        + call
+        + "{% endfor %}"
+        "{% endfor %}",
+        {},
+    )
+    assert template.call_style == style
+    said: Any = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"place": "Zürich"}'}}]}
+    for content in ({}, {"content": None}, {"content": ""}):
+        history = msgspec.convert([{"role": "user", "content": "Hi"}, {**said, **content}], list[ChatMessage])
+        if call and "raise" not in call:
+            assert "Zürich" in template.render(turns(history, str, template))
+    # Text beside a call stays.
+    history = msgspec.convert([{**said, "content": "let me see"}], list[ChatMessage])
+    assert turns(history, str, template)[0]["content"] == "let me see"
