@@ -139,6 +139,7 @@ def load(config: EngineConfig, channel: Channel) -> Engine:
             ledger=[("open checkpoint", opened), *runner.ledger],
             memory=runner.memory,
             target=dict(zip(("hardware", "model", "quant"), runner.choice.target, strict=True)),
+            embedding_size=runner.config.shape.hidden_size if runner.hidden is not None else 0,
         )
     )
     # What is loaded stays until the process ends: a full collection, which steps then wait for, need not look at it.

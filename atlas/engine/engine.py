@@ -102,6 +102,8 @@ class Engine:
             bad = next(token for token in prompt if not 0 <= token < vocab)
             raise RequestError("prompt", f"token id {bad}", f"0..{vocab - 1}")
         check(sampling, vocab)
+        if sampling.pooling is not None and self.runner.hidden is None:
+            raise RequestError("pooling", sampling.pooling, "nothing: this backend makes no embeddings")
         if sampling.grammar is not None and self._compiler is None:
             raise RequestError("grammar", "given", "nothing: this model has no tokenizer that it could be compiled for")
         sequence = Sequence(request_id, len(prompt), list(prompt), sampling)
@@ -171,11 +173,11 @@ class Engine:
         outputs: list[SequenceOutput] = []
         filled, elsewhere = perf_counter(), 0.0
         if not late:
-            in_flight = self.runner.submit(masks, rows.logprobs)
+            in_flight = self.runner.submit(masks, rows.logprobs, rows.pooled)
         else:
             known = all(sequence.length == len(sequence.tokens) + 1 for sequence in late)
             made = self._beside.submit(self._mask_rows, rows) if known else None
-            self.runner.begin()
+            self.runner.begin(rows.pooled)
             begun = perf_counter()
             while self._submitted and not known:
                 outputs += self._collect()
@@ -199,6 +201,7 @@ class Engine:
         step = self._submitted.popleft()
         began = perf_counter()
         tokens, logprobs = self.runner.collect(step.in_flight)
+        hidden = self.runner.hidden_rows(step.in_flight) if step.rows.pooled and step.in_flight.rows else None
         collected = perf_counter()
         outputs: list[SequenceOutput] = []
         prompt: list[TokenLogprobs] = []  # of the sequence whose rows these are
@@ -214,6 +217,9 @@ class Engine:
                 position = len(sequence.tokens) if target is None else target
                 error = f"the model's logits at position {position} are not finite numbers; no token can be chosen"
                 outputs.append(self._fail(sequence, error))
+            elif sequence.sampling.pooling is not None:
+                assert hidden is not None
+                outputs += self._pool(sequence, hidden[i], target)
             elif target is None:
                 outputs.append(self._append(sequence, token, () if report is None else (report,), tuple(prompt)))
             else:
@@ -278,6 +284,17 @@ class Engine:
         if reason:
             self._finish(sequence)
         return SequenceOutput(sequence.request_id, [token], reason, None, logprobs, prompt, timing, complete)
+
+    def _pool(self, sequence: Sequence, row: Array, target: int | None) -> list[SequenceOutput]:
+        """Put a row to its sequence's embedding, and say it if it is the last."""
+        sequence.pooled = row if sequence.pooled is None else sequence.pooled + row
+        if target is not None:
+            sequence.prompt_reported = target + 1
+            return []
+        self._finish(sequence)
+        rows = sequence.prompt_length if sequence.sampling.pooling == "mean" else 1
+        vector = (sequence.pooled / rows).astype("<f4").tobytes()
+        return [SequenceOutput(sequence.request_id, [], "length", timing=_timing(sequence), embedding=vector)]
 
     def _finish(self, sequence: Sequence) -> None:
         del self._sequences[sequence.request_id]

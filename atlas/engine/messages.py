@@ -73,6 +73,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     ledger: (stage, seconds) in order.
     memory: (owner, bytes), largest first: all that the model takes on the device and for its steps.
     target: the kernel set's hardware, model and quant.
+    embedding_size: elements of an embedding; 0: it makes none.
     """
 
     backend: str
@@ -83,6 +84,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     ledger: list[tuple[str, float]]
     memory: list[tuple[str, int]] = []
     target: dict[str, str] = {}
+    embedding_size: int = 0
 
 
 class Timing(msgspec.Struct, frozen=True, gc=False):
@@ -106,6 +108,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     timing: with the first token.
     complete: with finish_reason "stop": the text is complete with the last token, which is part of it; else that token
         is the one that stood for the end.
+    embedding: float32 in little-endian order, with the finish reason of a request that asked for pooling.
 
     Hundreds are made in a step. `gc=False`: they must not make Python's cycle collector run, which now and then looks
     at all objects of the process, while the device waits. Nothing that they hold can refer to them.
@@ -119,6 +122,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     timing: Timing | None = None
     complete: bool = False
+    embedding: bytes | None = None
 
     @staticmethod
     def join(outputs: Sequence[SequenceOutput]) -> SequenceOutput:
@@ -134,6 +138,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             tuple(entry for output in outputs for entry in output.prompt_logprobs),
             next((output.timing for output in outputs if output.timing is not None), None),
             outputs[-1].complete,
+            outputs[-1].embedding,
         )
 
 

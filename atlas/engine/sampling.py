@@ -36,6 +36,9 @@ REPETITION_RANGE = (0.01, 100.0)
 GrammarSyntax = Literal["json_object", "json_schema", "regex", "choice", "lark", "gbnf"]
 
 
+Pooling = Literal["mean", "last"]
+
+
 class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the text of an answer must be: each of its tokens is chosen among those that some such text goes on with.
 
@@ -90,6 +93,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     grammar: what the answer must be; None: anything. Its end ends the request, as a stop token does.
     thinking: the answer may begin with thinking, which no grammar is for.
     priority: requests of a lower one run first.
+    pooling: instead of tokens, tell what the model's head would read, each vector of which stands for a text up to a
+        token: their mean over the prompt, or the last one. With max_tokens 0, and for the mean with prompt_logprobs 0,
+        which makes a step leave the rows of all the prompt's tokens.
     """
 
     max_tokens: int
@@ -109,6 +115,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     grammar: Grammar | None = None
     thinking: Thinking | None = None
     priority: int = 0
+    pooling: Pooling | None = None
 
     @property
     def penalises(self) -> bool:
@@ -219,6 +226,10 @@ def check(params: SamplingParams, vocab_size: int) -> None:
         raise RequestError("grammar.syntax", repr(params.grammar.syntax), ", ".join(get_args(GrammarSyntax)))
     if params.thinking is not None:
         _check_thinking(params.thinking, vocab_size)
+    if params.pooling is not None and params.max_tokens != 0:
+        raise RequestError("pooling", f"with max_tokens {params.max_tokens}", "max_tokens 0")
+    if params.pooling == "mean" and params.prompt_logprobs != 0:
+        raise RequestError("pooling", f"a mean with prompt_logprobs {params.prompt_logprobs}", "prompt_logprobs 0")
     if not -(1 << 63) <= params.priority < 1 << 63:
         raise RequestError("priority", str(params.priority), "a 64-bit integer")
     if not -(1 << 63) <= params.seed < 1 << 63:

@@ -33,6 +33,7 @@ class Sequence:
     prompt_reported: leading prompt tokens whose log-probabilities need not be sent: they were, or nobody can
         say (the first). A sequence that is computed again after a preemption reports nothing twice.
     constraint: what its next token may be, from the tokens so far; None: it is free.
+    pooled: the sum of the rows that its embedding is the mean of, or the one that it is; None: none came yet.
     arrived, started: when the engine got it, and when it was first given a slot (0: it was not), on `perf_counter`.
     """
 
@@ -49,6 +50,7 @@ class Sequence:
     last_token_on_device: bool = False
     slot_ready: bool = False
     prompt_reported: int = 1
+    pooled: Array | None = None
     constraint: Constraint | None = None
     arrived: float = dataclasses.field(default_factory=time.perf_counter)
     started: float = 0.0

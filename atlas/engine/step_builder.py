@@ -62,12 +62,14 @@ class LogitRows:
     masked: sequences with a mask that has to be delivered before sampling, in the order of the masks, each with the
         tokens that it has generated before this step.
     logprobs: some row wants log-probabilities.
+    pooled: some row is for an embedding.
     """
 
     sequences: list[Sequence] = dataclasses.field(default_factory=list)
     targets: dict[int, int] = dataclasses.field(default_factory=dict)
     masked: list[tuple[Sequence, int]] = dataclasses.field(default_factory=list)
     logprobs: bool = False
+    pooled: bool = False
 
 
 def fill(block: StepBlock, chunks: List[Chunk], slots: SlotParameters, phase: int = PHASE_PREFILL) -> LogitRows:
@@ -98,6 +100,7 @@ def fill(block: StepBlock, chunks: List[Chunk], slots: SlotParameters, phase: in
     masks: list[int] = []
     for index, (chunk, first, sampled) in enumerate(zip(chunks, firsts.tolist(), samples.tolist(), strict=True)):
         sequence, begin = chunk.sequence, chunk.sequence.computed
+        logits.pooled = logits.pooled or sequence.sampling.pooling is not None
         block.block_table[index, : len(sequence.table)] = sequence.table
         if not sequence.last_token_on_device:
             block.row_token[first : first + chunk.rows] = sequence.tokens[begin : begin + chunk.rows]

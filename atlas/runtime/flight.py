@@ -65,17 +65,18 @@ class Slot:
 
     def __init__(self, backend: Backend, place: Place, bound: BoundProgram) -> None:
         """`bound`: one of the programs, for its buffers and limits."""
-        limits, buffers = bound.limits, bound.buffers
+        limits = bound.limits
         self.place = place
         self.memory = backend.staging(offsets(limits)[1])
         self.block = StepBlock(self.memory, limits)
-        self._backend = backend
-        self._pinned: dict[str, Pinned] = {}
-        for name in (*TOKENS, *LOGPROBS, MASK):
-            shape, dtype = buffers[name].extents(limits.symbols()), NUMPY[buffers[name].dtype]
-            memory = backend.staging(int(np.prod(shape)) * dtype.itemsize)
-            array = np.frombuffer(memory, dtype)[: int(np.prod(shape))].reshape(shape)
-            self._pinned[name] = Pinned(memory, array)
+        self._backend, self._bound = backend, bound
+        self._pinned = {name: self._pin(name) for name in (*TOKENS, *LOGPROBS, MASK)}
+
+    def _pin(self, name: str) -> Pinned:
+        buffer = self._bound.buffers[name]
+        shape, dtype = buffer.extents(self._bound.limits.symbols()), NUMPY[buffer.dtype]
+        memory = self._backend.staging(int(np.prod(shape)) * dtype.itemsize)
+        return Pinned(memory, np.frombuffer(memory, dtype)[: int(np.prod(shape))].reshape(shape))
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +91,10 @@ class Slot:
         self._backend.order_runs()
 
     def read_later(self, name: str, rows: int) -> None:
-        """Copy the first `rows` rows of a result once the device has computed them."""
+        """Copy the first `rows` rows of a buffer once the device has computed them. Memory for any that is no result is
+        taken when it is first asked for."""
+        if name not in self._pinned:
+            self._pinned[name] = self._pin(name)
         pinned = self._pinned[name]
         self._backend.read_later(self.place.plan.offsets[name], pinned.memory[: pinned.array[:rows].nbytes])
 

@@ -52,6 +52,7 @@ class Runner:
         ahead: steps that may be in flight while the host makes the next one.
         decode_rows: rows of one step of generated tokens, where these have kernels of their own; else 0.
         choice: which backend and kernel set run, and why.
+        hidden: the buffer of the rows that the head reads, [n_logits, hidden]; None: they cannot be read here.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Runner:
         self.decode_rows = 0
         if graphs or any(launch.phase for launch in self._launches):
             self.decode_rows = min(limits.n_rows, variants.most_rows(self._launches, forward.kernels, "n_rows"))
+        self.hidden = None if graphs else _head_rows(forward, layouts)
         self.work_ahead(len(self._places) - 1)
         self._tokens = np.zeros(limits.n_logits, np.int32)
         self._slot_rows = SlotRows(backend, 4 * config.shape.vocab_size)
@@ -231,26 +233,30 @@ class Runner:
         self.collect(self.submit(logprobs=phase == PHASE_PREFILL))  # once all launches, and then those of most steps
         block.set_phase(PHASE_PREFILL)
 
-    def submit(self, masks: Sequence[Array] | Array = (), logprobs: bool = False) -> InFlight:
+    def submit(self, masks: Sequence[Array] | Array = (), logprobs: bool = False, hidden: bool = False) -> InFlight:
         """Start the step that `block` describes; `block` is then the next one's. At most `ahead` + 1 may be in flight.
 
         masks: rows to deliver, as `deliver_mask` takes them.  logprobs: whether some row asks for them.
+        hidden: whether some row's `hidden` is wanted.
         """
         slot, rows = self._slots[self._next], self.block.symbols()["n_logits"]
         plain = slot.place.plain
-        if rows == 0 or plain is None or logprobs or len(masks) or np.any(slot.block.logit_adjust[:rows]):
-            self.begin()
+        if rows == 0 or plain is None or logprobs or hidden or len(masks) or np.any(slot.block.logit_adjust[:rows]):
+            self.begin(hidden)
             return self.end(masks, logprobs)
         self.backend.begin_step(slot.place.plan.offsets["step.header"], slot.memory, slot.block.used_bytes())
         self.backend.run(plain.handle, 0, plain.launches)
         return self._submitted(logprobs)
 
-    def begin(self) -> None:
+    def begin(self, hidden: bool = False) -> None:
         """The first half of `submit`: everything before masks. `end` must follow; steps in flight may be collected
         between the two."""
         slot = self._slots[self._next]
         self.backend.begin_step(slot.place.plan.offsets["step.header"], slot.memory, slot.block.used_bytes())
         self.backend.run(slot.place.forward, 0, len(self.forward_program.launches))
+        if hidden and (rows := self.block.symbols()["n_logits"]):
+            assert self.hidden is not None
+            slot.read_later(self.hidden, rows)  # now: the sample program may use the memory for something else
 
     def end(self, masks: Sequence[Array] | Array = (), logprobs: bool = False) -> InFlight:
         """The second half of `submit`, whose arguments it takes."""
@@ -280,6 +286,11 @@ class Runner:
         if not step.logprobs:
             return tokens, None
         return tokens, Logprobs(*(step.slot.result(name, step.rows) for name in LOGPROBS))
+
+    def hidden_rows(self, step: InFlight) -> Array:
+        """The rows [n_logits, hidden] of a collected step that was submitted with `hidden`, as float32."""
+        assert self.hidden is not None
+        return step.slot.result(self.hidden, step.rows).astype(np.float32)
 
     def forward(self) -> None:
         """Run the forward program on the step that `block` describes, all of whose logits are then there: rows that ask
@@ -367,3 +378,13 @@ class Runner:
     def read(self, name: str) -> Array:
         """`stored`, with block formats dequantised."""
         return self.stored(name).astype(NUMPY.get(self.buffers[name].dtype, np.float32), copy=False)
+
+
+def _head_rows(forward: BoundProgram, layouts: dict[str, str]) -> str | None:
+    """The buffer that the head reads, if the host can."""
+    for launch in forward.program.launches:
+        if launch.name == "final_norm" and not launch.phase:
+            name = dict(launch.operands)["out"]
+            if forward.buffers[name].dtype in NUMPY and layouts.get(name, ROW_MAJOR) == ROW_MAJOR:
+                return name
+    return None

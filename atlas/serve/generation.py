@@ -106,7 +106,7 @@ async def generate(
         apart = job.parser is not None and job.sampling.logprobs is not None
         async for output in _one_by_one(stream) if apart else stream:
             if output.finish_reason in ("error", "abort"):
-                raise _failure(engine, output)
+                raise failure(engine, output)
             if output.prompt_logprobs:
                 prompt += output.prompt_logprobs
             if not output.token_ids and output.finish_reason is None:
@@ -153,7 +153,7 @@ async def _one_by_one(stream: AsyncIterable[SequenceOutput]) -> AsyncGenerator[S
         yield msgspec.structs.replace(output, token_ids=[last[0]], logprobs=(last[1],), **rest)
 
 
-def _failure(engine: EngineClient, output: SequenceOutput) -> ApiError:
+def failure(engine: EngineClient, output: SequenceOutput) -> ApiError:
     """Why a sequence ended without an answer."""
     message = output.error or "the engine ended this request"
     if output.finish_reason == "abort":

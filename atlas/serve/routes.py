@@ -18,6 +18,7 @@ from atlas.serve.http import json_response
 from atlas.serve.openai.answers import Answer, ChatChoice, ChatChunkChoice, CompletionChoice, ModelCard, ModelList
 from atlas.serve.openai.chat import chat_completions
 from atlas.serve.openai.completions import completions
+from atlas.serve.openai.embeddings import EMBEDDINGS_REFUSED, EmbeddingList, EmbeddingRequest, embeddings
 from atlas.serve.openai.requests import ChatRequest, CompletionRequest, about, refused
 from atlas.serve.openai.response_events import StreamEvent
 from atlas.serve.openai.responses import (
@@ -205,6 +206,17 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         body=Conversation,
         refused=MESSAGES_REFUSED,
         answers={200: TokenCount},
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/embeddings",
+        handler=embeddings,
+        summary="Vectors of texts: what the served model makes of them, pooled.",
+        tag="OpenAI",
+        body=EmbeddingRequest,
+        refused=EMBEDDINGS_REFUSED,
+        answers={200: EmbeddingList},
+        errors=(501,),
     ),
     Endpoint(
         method="GET",

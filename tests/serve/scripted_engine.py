@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import struct
 import sys
 import time
 from pathlib import Path
@@ -56,6 +57,7 @@ class Script(msgspec.Struct, forbid_unknown_fields=True):
     mute: bool = False  # answers no GetStats
     max_context: int = 512
     vocab_size: int = 320
+    embedding_size: int = 8
     log: str = ""
 
 
@@ -68,6 +70,12 @@ def report(ids: list[int], n_top: int | None, logprob: float) -> tuple[messages.
         tops = [token, *(other for other in range(n_top) if other != token)][:n_top]
         entries.append(messages.TokenLogprobs(token, logprob, 1, tops, [logprob - i for i in range(len(tops))]))
     return tuple(entries)
+
+
+def embedding(prompt: list[int], pooling: str, size: int) -> bytes:
+    """Some vector that depends on the prompt: the ids' count, sum, first, last, and ones."""
+    numbers = [len(prompt), sum(prompt), prompt[0], prompt[-1] if pooling == "last" else -1, *[1] * size][:size]
+    return struct.pack(f"<{size}f", *numbers)
 
 
 class Engine:
@@ -103,7 +111,8 @@ class Engine:
             await self.writer.drain()
             os._exit(1)
         ledger = [(stage, 0.01) for stage in script.stages]
-        self.send(messages.Ready("scripted", "none", "a test", script.max_context, script.vocab_size, ledger))
+        limits = script.max_context, script.vocab_size
+        self.send(messages.Ready("scripted", "none", "a test", *limits, ledger, embedding_size=script.embedding_size))
         while True:
             match await self.receive():
                 case messages.Submit(request_id, prompt, sampling):
@@ -129,6 +138,11 @@ class Engine:
         self, request_id: str, prompt: list[int], behaviour: Behaviour, sampling: messages.SamplingParams
     ) -> None:
         done, told_prompt = 0, False
+        if sampling.pooling is not None:
+            vector = embedding(prompt, sampling.pooling, self.script.embedding_size)
+            self.send(messages.StepOutput([messages.SequenceOutput(request_id, [], "length", embedding=vector)]))
+            self.running.pop(request_id, None)
+            return
         ends = set(sampling.stop_token_ids)
         while True:
             await asyncio.sleep(behaviour.delay)

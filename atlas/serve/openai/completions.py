@@ -13,20 +13,18 @@ from starlette.responses import Response
 from atlas.engine.messages import TokenLogprobs
 from atlas.engine.sampling import MAX_CHOICES
 from atlas.serve.errors import invalid
-from atlas.serve.frontend import check_length
 from atlas.serve.generation import Delta, Job, Reported, Whole
 from atlas.serve.grammars import grammar_of
 from atlas.serve.http import read_body
 from atlas.serve.jobs import make_jobs
 from atlas.serve.openai.answers import CompletionChoice, CompletionLogprobs, PromptLogprobs
 from atlas.serve.openai.logprobs import completion_logprobs, prompt_logprobs
+from atlas.serve.openai.prompts import MAX_PROMPTS, encode_prompt, split
 from atlas.serve.openai.requests import CompletionRequest, parse
 from atlas.serve.openai.respond import respond, zip_all
 from atlas.serve.sampling import SamplingRequest, check
-from atlas.serve.service import Service, Serving
+from atlas.serve.service import Service
 from atlas.tokenizer import Tokenizer
-
-MAX_PROMPTS = 2048
 
 
 class CompletionFormat:
@@ -104,14 +102,14 @@ async def completions(http: Request, service: Service) -> Response:
     )
     sampling = await serving.frontend.run(checked, len(body))
     n, sampling = sampling.n, _with_best_of(request, sampling)
-    parts = _split(request.prompt)
+    parts = split("prompt", request.prompt)
     if len(parts) * sampling.n > MAX_PROMPTS:
         name = "n" if sampling.n == n else "best_of"
         raise invalid(name, f"{sampling.n} for {len(parts)} prompts", f"at most {MAX_PROMPTS} choices in all")
     tokenizer = serving.frontend.tokenizer
 
     def encode() -> list[tuple[list[int], str | None]]:
-        prompts = [_encode(serving, where, prompt) for where, prompt in parts]
+        prompts = [encode_prompt(serving, where, prompt) for where, prompt in parts]
         return [(ids, _echo(prompt, ids, tokenizer, request)) for (_, prompt), ids in zip(parts, prompts, strict=True)]
 
     prompts = await serving.frontend.run(encode, len(body))
@@ -159,31 +157,3 @@ def _echo(prompt: str | list[Any], ids: list[int], tokenizer: Tokenizer, request
     if not request.echo:
         return None
     return prompt if isinstance(prompt, str) else tokenizer.decode(ids)
-
-
-def _split(prompt: str | list[Any]) -> list[tuple[str, str | list[Any]]]:
-    """The single prompts, each with its path in the request."""
-    if isinstance(prompt, str) or (prompt and _is_id(prompt[0])):
-        return [("prompt", prompt)]
-    if not 1 <= len(prompt) <= MAX_PROMPTS:
-        raise invalid("prompt", f"{len(prompt)} prompts", f"1 to {MAX_PROMPTS}")
-    return [(f"prompt[{position}]", part) for position, part in enumerate(prompt)]
-
-
-def _encode(serving: Serving, where: str, prompt: str | list[Any]) -> list[int]:
-    max_context, vocab_size = serving.ready.max_context, serving.ready.vocab_size
-    if isinstance(prompt, str):
-        return serving.frontend.text_prompt(prompt, max_context, where)
-    if not isinstance(prompt, list):
-        raise invalid(where, f"a {type(prompt).__name__}", "a string or a list of token ids")
-    for position, token in enumerate(prompt):
-        if not _is_id(token):
-            raise invalid(f"{where}[{position}]", f"a {type(token).__name__}", "a token id")
-        if not 0 <= token < vocab_size:
-            raise invalid(f"{where}[{position}]", str(token)[:40], f"token ids from 0 to {vocab_size - 1}")
-    check_length(len(prompt), max_context, where)
-    return prompt
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

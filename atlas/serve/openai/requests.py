@@ -38,6 +38,17 @@ _TOKEN = {"type": "integer", "minimum": 0}
 _PENALTY = {"minimum": -MAX_PENALTY, "maximum": MAX_PENALTY}
 
 
+PROMPTS = [
+    {"type": "string"},
+    {"type": "array", "items": _TOKEN, "minItems": 1},
+    {
+        "type": "array",
+        "items": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TOKEN, "minItems": 1}]},
+        "minItems": 1,
+    },
+]
+
+
 class StreamOptions(msgspec.Struct):
     """Options of a streamed answer."""
 
@@ -200,21 +211,7 @@ class ChatRequest(GenerationFields, kw_only=True):
 class CompletionRequest(GenerationFields, kw_only=True):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[
-        str | list[Any],
-        about(
-            "A text, several, token ids, or several lists of them.",
-            anyOf=[
-                {"type": "string"},
-                {"type": "array", "items": _TOKEN, "minItems": 1},
-                {
-                    "type": "array",
-                    "items": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TOKEN, "minItems": 1}]},
-                    "minItems": 1,
-                },
-            ],
-        ),
-    ]
+    prompt: Annotated[str | list[Any], about("A text, several, token ids, or several lists of them.", anyOf=PROMPTS)]
     logprobs: Annotated[
         int | bool | None,
         about(
