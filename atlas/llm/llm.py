@@ -19,6 +19,7 @@ from atlas.config import offline_config
 from atlas.engine.engine import Engine
 from atlas.engine.grammar import compiler_of
 from atlas.engine.messages import Stats
+from atlas.engine.sampling import Grammar
 from atlas.engine.sampling_defaults import SamplingDefaults
 from atlas.errors import CheckpointError, RequestError
 from atlas.llm import prompts as prompting
@@ -83,13 +84,14 @@ class LLM:
                 RunnerOptions.of(config.engine(path)), max_logits=max(config.max_seqs or 0, _LOGIT_ROWS)
             )
             runner = Runner.load(checkpoint, limits, weights_progress=WeightsBar())
+        self._compiler = compiler_of(path)
         self._template: ChatTemplate | None = None
         self.default_sampling_params = SamplingParams.of_model(defaults)
         self.model = config.model_name
         self.max_context, self.vocab_size = runner.max_context, runner.config.shape.vocab_size
         self.backend, self.kernel_set = runner.backend.describe(), runner.choice.name
         self._n_seqs, self._n_blocks = runner.limits.n_seqs, runner.limits.n_blocks
-        self.engine_thread = EngineThread(Engine(runner, compiler_of(path)))
+        self.engine_thread = EngineThread(Engine(runner, self._compiler))
         # Not __del__: a finaliser also runs when the interpreter exits, before threads are frozen.
         self._finalizer = weakref.finalize(self, self.engine_thread.close)
 
@@ -220,6 +222,8 @@ class LLM:
             if one.stop and self._tokenizer is None:
                 raise CheckpointError("tokenizer", self._no_tokenizer, fix="leave out `stop`, which is text")
             try:
+                if one.structured_outputs is not None:
+                    self._compile(one.structured_outputs)
                 requests += one.choices(self.max_context - len(prompt.ids), self._ends, self.vocab_size)
             except RequestError as error:
                 where = error.where if len(prompts) == 1 else f"sampling_params of {prompt.where}: {error.where}"
@@ -229,6 +233,15 @@ class LLM:
         ids = [prompt.ids for prompt, one in zip(prompts, params, strict=True) for _ in range(one.n)]
         outputs = self._outputs(collector, ids, requests)
         return outputs if stream else self._collect(collector, outputs, len(prompts), progress)
+
+    def _compile(self, grammar: Grammar) -> None:
+        """Raises RequestError for a grammar that is none; one that is right is kept compiled."""
+        if self._tokenizer is None:
+            raise CheckpointError("tokenizer", self._no_tokenizer, fix="leave out `structured_outputs`, which are text")
+        try:
+            self._compiler.matcher(grammar)
+        except RequestError as error:
+            raise RequestError("structured_outputs", error.found, error.accepted) from None
 
     def _outputs(
         self, collector: Collector, ids: list[list[int]], requests: list[Any]

@@ -11,6 +11,7 @@ import msgspec
 from atlas.engine import sampling as engine
 from atlas.engine.sampling_defaults import SamplingDefaults
 from atlas.errors import RequestError
+from atlas.llm.structured import grammar_of
 
 _ANY_VOCABULARY = 1 << 31
 
@@ -29,6 +30,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: go on after the model's own end tokens.
     logprobs, prompt_logprobs: report the log-probability of each token, and of so many most likely ones (0..20).
     seed: the same seed gives the same text whatever else runs; None: a random one for each prompt.
+    structured_outputs: what the continuation must be: {"json": schema}, {"regex": ...}, {"choice": [...]},
+        {"grammar": ...} or {"json_object": True}; a schema may be a pydantic model.
 
     Raises:
         RequestError: a value of the wrong type or out of range; it names the field.
@@ -52,8 +55,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     seed: int | None = None
+    structured_outputs: Any = None
 
     def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(
+            self, "structured_outputs", grammar_of(self.structured_outputs, "structured_outputs")
+        )
         if isinstance(self.stop, str):
             msgspec.structs.force_setattr(self, "stop", (self.stop,))
         for name, kind in _types().items():
@@ -118,6 +125,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             stop_token_ids=self.stop_token_ids,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
+            grammar=self.structured_outputs,
         )
 
 

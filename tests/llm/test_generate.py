@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -368,3 +369,22 @@ def test_a_model_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
         ):
             with pytest.raises(CheckpointError, match="tokenizer"):
                 call()
+
+
+def test_what_a_continuation_must_be(llm: LLM) -> None:
+    """Of noise; streamed and whole; and what is wrong is found before anything runs."""
+    given = [{"choice": ["yes", "no"]}, {"regex": "[0-9]{4}"}, {"json": {"type": "array", "maxItems": 0}}, None]
+    params = [
+        SamplingParams(temperature=1.0, seed=i, max_tokens=20, structured_outputs=wish, n=2)
+        for i, wish in enumerate(given)
+    ]
+    prompts = [[1, 2, 3 + i] for i in range(4)]
+    results = llm.generate(prompts, params)
+    patterns = ["yes|no", "[0-9]{4}", r"\[\s*\]"]
+    for result, pattern in zip(results, patterns, strict=False):
+        for output in result.outputs:
+            assert re.fullmatch(pattern, output.text) and output.finish_reason == "stop", output
+    assert joined(llm, prompts, params) == whole(results)
+    with pytest.raises(RequestError, match="structured_outputs: .*regex parse error"):
+        llm.generate([1, 2], SamplingParams(structured_outputs={"regex": "a("}))
+    assert idle(llm)

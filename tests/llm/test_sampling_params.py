@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import atlas
+from atlas.engine.sampling import Grammar, choice_seed
 from atlas.engine.sampling import SamplingParams as EngineParams
-from atlas.engine.sampling import choice_seed
 from atlas.errors import RequestError
 from atlas.llm import SamplingParams
 
@@ -123,12 +123,43 @@ def test_every_field_reaches_the_engine() -> None:
         "logprobs": 3,
         "prompt_logprobs": 2,
     }
-    first, second = SamplingParams(**given, n=2, stop_token_ids=[8]).choices(100, (2, 3), 320)
-    assert first == EngineParams(**given, stop_token_ids=(2, 3, 8))
+    wishes = {"structured_outputs": {"regex": "a+"}}
+    first, second = SamplingParams(**given, **wishes, n=2, stop_token_ids=[8]).choices(100, (2, 3), 320)
+    assert first == EngineParams(**given, grammar=Grammar("regex", "a+"), stop_token_ids=(2, 3, 8))
     assert second == msgspec.structs.replace(first, seed=choice_seed(11, 1), prompt_logprobs=None)
     fields = {*EngineParams.__struct_fields__}
-    unreachable = {"grammar", "thinking", "priority"}  # an engine refuses the first two so far; all of a call are equal
-    assert fields - unreachable <= {*given, "stop_token_ids"}, "a field of the engine that this test does not know"
+    others = {"stop_token_ids", "grammar"}
+    unreachable = {"thinking", "priority"}  # all of a call are equal; a prompt of its own may say how thinking ends
+    assert fields - unreachable <= {*given, *others}, "a field of the engine that this test does not know"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"json": {"type": "null"}}, Grammar("json_schema", '{"type":"null"}')),
+        ({"json": '{"type": "null"}'}, Grammar("json_schema", '{"type": "null"}')),
+        ({"json_object": True, "regex": None}, Grammar("json_object")),
+        ({"choice": ("a", "b")}, Grammar("choice", '["a","b"]')),
+        ({"grammar": 'start: "a"'}, Grammar("lark", 'start: "a"')),
+        ({"grammar": 'root ::= "a"'}, Grammar("gbnf", 'root ::= "a"')),
+        (Grammar("regex", "a"), Grammar("regex", "a")),
+        (None, None),
+        ({"regex": "a", "json": {}}, "structured_outputs: regex, json; accepted: one of json, json_object"),
+        ({}, "structured_outputs: nothing; accepted: one of"),
+        ({"regexp": "a"}, "structured_outputs: regexp; accepted: one of"),
+        ({"regex": 5}, r"structured_outputs\['regex'\]: 5; accepted: a text"),
+        ({"choice": "ab"}, r"structured_outputs\['choice'\]: 'ab'; accepted: a list of strings"),
+        ({"json": 5}, r"structured_outputs\['json'\]: 5; accepted: a JSON Schema"),
+        ("a+", "structured_outputs: 'a.'; accepted: a mapping"),
+    ],
+    ids=str,
+)
+def test_structured_outputs(given: Any, expected: Any) -> None:
+    if isinstance(expected, str):
+        with pytest.raises(RequestError, match=expected):
+            SamplingParams(structured_outputs=given)
+        return
+    assert SamplingParams(structured_outputs=given).choices(9, (), 320)[0].grammar == expected
 
 
 def test_limits_that_depend_on_the_model() -> None:
