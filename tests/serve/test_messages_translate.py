@@ -157,7 +157,7 @@ def test_turns_of_the_system_after_those_of_the_user(kind: str) -> None:
         return template.render(list_of(chat, str))
 
     def list_of(chat: ChatRequest, guard: Any) -> Any:
-        return messages_for_templates(chat.messages, guard, knows_developer=False)
+        return messages_for_templates(chat.messages, guard, template)
 
     late = "[system]Now." if kind == "anywhere" else "\n<system-reminder>\nNow.\n</system-reminder>"
     first = "[system]Be kind.[user]hi"
