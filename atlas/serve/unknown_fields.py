@@ -26,11 +26,16 @@ def unknown_fields(value: Any, kind: type[msgspec.Struct], ignore_empty: Collect
         ignore_empty: fields, as `general_path` writes them, that say nothing where they are null or empty.
     """
     found: dict[str, str] = {}  # in the order of the body
-    for path in _walk(value, inspect.type_info(kind), "", frozenset(ignore_empty)):
+    for path in _walk(value, _type_info(kind), "", frozenset(ignore_empty)):
         found.setdefault(general_path(path), path)
         if len(found) == MAX_REPORTED:
             break
     return list(found.values())
+
+
+@functools.cache
+def _type_info(kind: type[msgspec.Struct]) -> inspect.Type:
+    return inspect.type_info(kind)  # milliseconds, for a request with tools
 
 
 def general_path(path: str) -> str:
