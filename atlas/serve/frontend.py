@@ -88,6 +88,9 @@ class Frontend:
             presets = Presets.of(checkpoint.config, checkpoint.generation_config, template, config, origins)
         for words in (shown_words(None, presets.markers), shown_words(presets.parser, presets.markers)):
             tokenizer.show(words)  # made here: for a large vocabulary it takes a second
+        if template is not None:
+            # Found here by rendering, which stalls no stream.
+            logger.debug("calls of the history are rendered in this way: %s", template.call_style)
         if template is None:
             logger.warning("%s: /v1/chat/completions will answer 400, /v1/completions works", fault)
         elif config.tool_parser == "auto" and presets.switches.takes_tools and presets.tool_format is None:
