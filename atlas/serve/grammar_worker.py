@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import struct
 import sys
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ MAX_PLACES = 256
 _ONE = ("not", "if", "then", "else", "contains", "propertyNames", "additionalProperties", "additionalItems")
 _MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_KEYWORD = re.compile(r'Unimplemented keys: \["([^"]+)"\]')
+_UNIMPLEMENTED = "Unimplemented keys: "
 _SHARED = ("$defs", "definitions")
 
 
@@ -63,34 +62,42 @@ def judge(compiler: Compiler, grammar: Grammar) -> Verdict:
 
 
 def _at_fault(compiler: Compiler, schema: Any, message: str) -> Verdict:
-    """The innermost subschema that is wrong by itself, and why."""
+    """The innermost subschema that is wrong by itself, the keyword of it without which it is not, and why."""
     shared = {name: schema[name] for name in _SHARED if isinstance(schema, dict) and name in schema}
     path, left = "", MAX_PLACES
 
-    def verdict() -> Verdict:
-        """With the keyword that it is about, where that is one of the subschema's own."""
-        keyword = _KEYWORD.fullmatch(message)
-        if keyword is None or keyword[1] not in schema:
-            return Verdict(message, path)
-        return Verdict("a keyword that cannot be enforced", f"{path}.{keyword[1]}" if path else keyword[1])
+    def wrong(part: dict[str, Any]) -> str:
+        """What is wrong with a subschema; "" if nothing is."""
+        nonlocal left
+        left -= 1
+        try:
+            compiler.matcher(Grammar("json_schema", json.dumps({**shared, **part})))
+        except RequestError as error:
+            return error.found
+        return ""
 
-    while True:
-        for name, inner in _parts(schema):
-            left -= 1
-            if left < 0:
-                return verdict()
-            whole = {**shared, **inner} if isinstance(inner, dict) else inner
-            try:
-                compiler.matcher(Grammar("json_schema", json.dumps(whole)))
-            except RequestError as error:
-                path, schema, message = f"{path}.{name}" if path else name, inner, error.found
+    inside = True
+    while inside and left > 0:
+        inside = False
+        for name, part in _parts(schema):
+            if left > 0 and (found := wrong(part)):
+                path, schema, message, inside = _joined(path, name), part, found, True
                 break
-        else:
-            return verdict()
+    # What a schema is about comes last: without it nearly anything is right.
+    for keyword in sorted(schema, key=("properties", "type").__contains__) if isinstance(schema, dict) else ():
+        if left > 0 and keyword not in _SHARED and not wrong({k: v for k, v in schema.items() if k != keyword}):
+            path = _joined(path, keyword)
+            message = "a keyword that cannot be enforced" if message.startswith(_UNIMPLEMENTED) else message
+            break
+    return Verdict(message, path)
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _parts(schema: Any) -> Iterator[tuple[str, Any]]:
-    """The subschemas right inside, with what each is called. `items` may be one, or a list of them."""
+    """The subschemas right inside that are objects, with what each is called. `items` may be one, or a list of them."""
     if not isinstance(schema, dict):
         return
     for name in _ONE:
@@ -98,14 +105,12 @@ def _parts(schema: Any) -> Iterator[tuple[str, Any]]:
             yield name, schema[name]
     for name in (*_MANY, "items"):
         if isinstance(schema.get(name), list):
-            for index, inner in enumerate(schema[name]):
-                yield f"{name}[{index}]", inner
+            yield from ((f"{name}[{i}]", inner) for i, inner in enumerate(schema[name]) if isinstance(inner, dict))
     if isinstance(schema.get("items"), dict):
         yield "items", schema["items"]
     for name in _NAMED:
         if isinstance(schema.get(name), dict):
-            for key, inner in schema[name].items():
-                yield f"{name}.{key}", inner
+            yield from ((f"{name}.{key}", inner) for key, inner in schema[name].items() if isinstance(inner, dict))
 
 
 class _Bytes:
