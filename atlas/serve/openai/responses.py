@@ -16,7 +16,7 @@ from atlas.serve.chat_generation import prepare
 from atlas.serve.errors import ApiError, invalid, unsupported
 from atlas.serve.http import EventStream, json_response, read_body, unless_gone
 from atlas.serve.limits import Account, account_of
-from atlas.serve.openai.response_events import StreamEvent, encode, obfuscated
+from atlas.serve.openai.response_events import StreamEvent, obfuscated
 from atlas.serve.openai.response_store import Record
 from atlas.serve.openai.responses_background import EventLog, Run
 from atlas.serve.openai.responses_conversation import PREVIOUS, Conversation
@@ -35,9 +35,6 @@ from atlas.serve.openai.responses_request import INCLUDABLE, LOGPROBS, SEALED, R
 from atlas.serve.service import Service
 
 MAX_PAGE = 100
-
-_BYTES_PER_LOGPROBS = 50
-"""A token's log-probabilities are as much work to encode as so many bytes of a request."""
 
 
 class _Stored(msgspec.Struct):
@@ -84,7 +81,7 @@ async def create_response(http: Request, service: Service) -> Response:
         hides = bool(request.stream_options and request.stream_options.include_obfuscation)
         return EventStream(_stream(making, account, hides=hides), prepared.headers, end=b"")
     await unless_gone(http, _finish(making, account))
-    record = await serving.frontend.run(making.record, _BYTES_PER_LOGPROBS * making.reported)
+    record = await making.recorded()
     await making.keep(record)
     return _json(record.response, prepared.headers)
 
@@ -142,7 +139,12 @@ async def list_input_items(http: Request, service: Service) -> Response:
     if (order := query.one("order") or "desc") not in ("asc", "desc"):
         raise invalid("order", repr(order[:80]), "asc or desc")
     earlier = run.making.history if run else (await service.responses.history(client, response_id) or [record])[:-1]
-    items = [item for one in earlier for item in _items(one)] + items_of(record.input)
+
+    def work() -> list[Item]:
+        return [item for one in earlier for item in _items(one)] + items_of(record.input)
+
+    serving, size = service.serving, sum(len(one.input) + len(one.response) for one in (*earlier, record))
+    items = await serving.frontend.run(work, size) if serving else work()
     if order == "desc":
         items.reverse()
     if (after := query.one("after")) is not None:
@@ -181,20 +183,18 @@ async def _finish(making: Making, account: Account) -> None:
 
 
 async def _stream(making: Making, account: Account, *, hides: bool) -> AsyncGenerator[bytes, None]:
-    def encoded(events: Iterable[StreamEvent]) -> bytes:
-        return b"".join(encode(obfuscated(event) if hides else event) for event in events)
+    async def encoded(events: Iterable[StreamEvent]) -> bytes:
+        if making.ended:  # by the time that a client reads of it, it can go on from there
+            await making.keep(await making.recorded())
+        return b"".join(await making.encoded(map(obfuscated, events) if hides else events))
 
-    yield encoded(making.writer.begin())
+    yield await encoded(making.writer.begin())
     try:
         async with aclosing(making.events(account)) as groups:
             async for events in groups:
-                if making.ended:  # by the time that a client reads of it, it can go on from there
-                    await making.keep(making.record())
-                yield encoded(events)
+                yield await encoded(events)
     except ApiError as error:
-        last = making.fail(error)
-        await making.keep(making.record())
-        yield encoded(last)
+        yield await encoded(making.fail(error))
 
 
 def _client(http: Request) -> str:
@@ -225,27 +225,29 @@ async def _resolve(service: Service, client: str, request: ResponseRequest) -> l
     keeps without its text."""
     if isinstance(request.input, str):
         return [complete(MessageItem(role="user", content=request.input))]
-    items = []
+    known: dict[str | None, Item] = {}  # of the records that had to be looked into
+
+    async def stored(item_id: str) -> Item | None:
+        if item_id not in known and (record := await service.responses.find_item(client, item_id)) is not None:
+            known.update((item.id, item) for item in _items(record))
+        return known.get(item_id)
+
+    items: list[Item] = []
     for position, item in enumerate(request.input):
         if isinstance(item, ItemReference):
-            items.append(complete(await _look_up(service, client, item.id, f"input[{position}].id")))
+            found = await stored(item.id)
+            if found is None:
+                where = f"input[{position}].id"
+                message = (
+                    f"{where}: there is no item {item.id[:80]!r}, or it is not kept any more; send the item itself"
+                )
+                raise ApiError(404, "item_not_found", message, where)
+            items.append(found)
         elif isinstance(item, ReasoningItem) and item.is_bare and item.id is not None:
-            items.append(complete(await _stored(service, client, item.id) or item))
+            items.append(complete(await stored(item.id) or item))
         else:
             items.append(complete(item))
     return items
-
-
-async def _look_up(service: Service, client: str, item_id: str, where: str) -> Item:
-    if (item := await _stored(service, client, item_id)) is not None:
-        return item
-    message = f"{where}: there is no item {item_id[:80]!r}, or it is not kept any more; send the item itself"
-    raise ApiError(404, "item_not_found", message, where)
-
-
-async def _stored(service: Service, client: str, item_id: str) -> Item | None:
-    record = await service.responses.find_item(client, item_id)
-    return next((item for item in _items(record) if item.id == item_id), None) if record else None
 
 
 def _items(record: Record) -> list[Item]:

@@ -81,7 +81,9 @@ class Run:
 
     def start(self, ended: Callable[[], None]) -> None:
         """Begin. ended: called when the response is in the store."""
-        self._say(self.making.writer.begin(queued=True))
+        opening = self.making.writer.begin(queued=True)
+        if self.log is not None:
+            self.log.add(map(encode, opening))
         self._task = asyncio.create_task(self._work(ended))
 
     async def cancel(self) -> None:
@@ -99,7 +101,7 @@ class Run:
                     if making.ended:
                         last = events
                     else:
-                        self._say(events)
+                        await self._say(events)
         except asyncio.CancelledError:
             last = making.writer.cancel()
         except TimeoutError:
@@ -112,18 +114,20 @@ class Run:
             last = making.fail(ApiError(500, "internal_error", "the server failed while it made this response"))
         self._closing = True
         self._account.close()
-        # Whoever reads of the end may at once go on from there: by then the response is in the store.
         log = self.log
-        if log is not None:
-            log.add(map(encode, last))
-        await making.keep(making.record(*((log.events, log.first) if log else ())))
-        ended()
-        if log is not None:
-            log.tell(last=True)
+        try:
+            if log is not None:
+                log.add(await making.encoded(last))
+            await making.keep(await making.recorded(*((log.events, log.first) if log else ())))
+        finally:
+            # Whoever reads of the end may at once go on from there: by then the response is in the store.
+            ended()
+            if log is not None:
+                log.tell(last=True)
 
-    def _say(self, events: list[StreamEvent]) -> None:
+    async def _say(self, events: list[StreamEvent]) -> None:
         if self.log is not None:
-            self.log.add(map(encode, events))
+            self.log.add(await self.making.encoded(events))
             self.log.tell()
 
 

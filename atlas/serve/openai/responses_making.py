@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -17,7 +17,7 @@ from atlas.serve.errors import ApiError
 from atlas.serve.generation import Delta, generate_all
 from atlas.serve.limits import Account
 from atlas.serve.openai.logprobs import chat_logprobs
-from atlas.serve.openai.response_events import StreamEvent
+from atlas.serve.openai.response_events import StreamEvent, encode
 from atlas.serve.openai.response_store import Record
 from atlas.serve.openai.responses_items import Item
 from atlas.serve.openai.responses_objects import (
@@ -30,6 +30,11 @@ from atlas.serve.openai.responses_objects import (
 from atlas.serve.openai.responses_request import SEALED, ReasoningSettings, ResponseRequest, TextFormat, TextOptions
 from atlas.serve.openai.responses_writer import ResponseWriter
 from atlas.serve.service import Service, Serving
+
+_BYTES_PER_LOGPROBS = 50
+"""A token's log-probabilities are as much work to encode as so many bytes of a request."""
+
+T = TypeVar("T")
 
 _encoder = msgspec.json.Encoder()
 
@@ -55,8 +60,7 @@ class Making:
         sealed = SEALED in (request.include or ())
         self.writer = ResponseWriter(opening, summary=request.summarised, sealed=sealed)
         self._tokens = self._reasoning_tokens = 0
-        self.reported = 0
-        """Log-probabilities told so far: most of what there is to encode."""
+        self._reported = 0  # log-probabilities: where there are any, most of what there is to encode
 
     @property
     def prompt_tokens(self) -> int:
@@ -92,6 +96,19 @@ class Making:
         if self._kept:
             await self._store.put(self._client, record, self.history)
 
+    async def encoded(self, events: Iterable[StreamEvent]) -> list[bytes]:
+        """Events as they go over the wire. The last ones, which have the whole answer, are worded in a thread where
+        that would stall others."""
+
+        def work() -> list[bytes]:
+            return [encode(event) for event in events]
+
+        return await self._run(work) if self.ended else work()
+
+    async def recorded(self, events: Iterable[bytes] = (), first_event: int = 0) -> Record:
+        """As `record`, in a thread where it would stall others."""
+        return await self._run(lambda: self.record(events, first_event))
+
     def record(self, events: Iterable[bytes] = (), first_event: int = 0) -> Record:
         """The response as it is now, for the store."""
         response = self.writer.response
@@ -106,13 +123,16 @@ class Making:
             first_event,
         )
 
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await self._serving.frontend.run(work, _BYTES_PER_LOGPROBS * self._reported)
+
     def _take(self, delta: Delta) -> list[StreamEvent]:
         self._tokens += delta.tokens
         self._reasoning_tokens += delta.reasoning_tokens
         if not delta.logprobs or delta.reasoning_tokens:  # where log-probabilities are told, a delta is one token
             return self.writer.add(delta.events)
         logprobs = chat_logprobs(delta.logprobs, self._serving.frontend.tokenizer).content
-        self.reported += len(logprobs)
+        self._reported += len(logprobs)
         return self.writer.add(delta.events, logprobs)
 
     def _usage(self) -> ResponseUsage:
