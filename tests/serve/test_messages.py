@@ -341,6 +341,19 @@ def test_sampling(server: RunningServer) -> None:
     assert last(server)["sampling"].items() >= expected.items()
 
 
+def test_a_format_becomes_a_grammar(server: RunningServer) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    wanted = {"type": "json_schema", "schema": schema}
+    create(server, output_config={"format": wanted})
+    grammar = last(server)["sampling"]["grammar"]
+    assert grammar["syntax"] == "json_schema" and json.loads(grammar["text"]) == schema
+    bad = {**wanted, "schema": {"type": "object", "properties": {"a": {"type": "int"}}}}
+    error = refused(server, anthropic.BadRequestError, output_config={"format": bad})
+    assert error["code"] == "invalid_grammar" and error["param"].startswith("output_config.format.schema")
+    error = refused(server, anthropic.BadRequestError, output_config={"format": {"type": "text"}})
+    assert error["param"] == "output_config.format.type"
+
+
 CONVERSATIONS: list[dict[str, Any]] = [
     {},
     {"system": [{"type": "text", "text": "You are"}], "tools": TOOLS},
