@@ -471,6 +471,27 @@ def test_a_client_that_goes_away(server: RunningServer) -> None:
     assert eventually(lambda: server.events("abort")[before:])[-1]["known"]
 
 
+def test_limits_are_errors_of_this_api(start: Start) -> None:
+    server = start("--requests-per-minute", "2", "--request-timeout", "0.5").wait_ready()
+    with (
+        pytest.raises(anthropic.APIStatusError) as caught,
+        client(server).messages.stream(**fields_of(3, {})) as events,
+    ):
+        events.until_done()
+    assert caught.value.body["error"]["type"] == "timeout_error"
+    error = refused(server, anthropic.GatewayTimeoutError, seed=3)
+    assert (error["type"], error["code"]) == ("timeout_error", "request_timed_out")
+    error = refused(server, anthropic.RateLimitError)
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+
+
+def test_a_server_that_is_not_ready(start: Start) -> None:
+    server = start(load_seconds=60)
+    eventually(lambda: server.health() == 503, 20)
+    error = refused(server, anthropic.ServiceUnavailableError)
+    assert error["type"] == "overloaded_error" and "loading" in error["message"]
+
+
 def test_names_of_models_that_are_not_ours(start: Start) -> None:
     flags = [flag for name in ("own", "*", "other") for flag in ("--served-model-name", name)]
     server = start(*flags).wait_ready()
