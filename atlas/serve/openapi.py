@@ -72,12 +72,12 @@ def document(endpoints: Sequence[Endpoint], *, keyed: bool = False, strict: bool
     for endpoint in endpoints:
         path = _PARAMETER.sub(r"{\1}", endpoint.path)
         paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint, schemas, keyed)
-        for struct in endpoint.untagged:
-            component, tag = components[struct.__name__], struct.__struct_config__.tag_field
-            component["required"].remove(tag)
-            component["properties"][tag]["enum"].append(None)
         if endpoint.refused:
             _add_refused(components[_name(schemas[endpoint.body])], endpoint.refused)
+    for struct in dict.fromkeys(struct for endpoint in endpoints for struct in endpoint.untagged):
+        component, tag = components[struct.__name__], struct.__struct_config__.tag_field
+        component["required"].remove(tag)
+        component["properties"][tag]["enum"].append(None)
     used = {endpoint.tag for endpoint in endpoints}
     result: Json = {
         "openapi": "3.1.0",

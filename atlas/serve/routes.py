@@ -24,13 +24,14 @@ from atlas.serve.openai.response_events import StreamEvent
 from atlas.serve.openai.responses import (
     MAX_PAGE,
     cancel_response,
+    count_input_tokens,
     create_response,
     delete_response,
     list_input_items,
     retrieve_response,
 )
 from atlas.serve.openai.responses_items import ItemReference, MessageItem
-from atlas.serve.openai.responses_objects import InputItemList, ResponseDeleted, ResponseObject
+from atlas.serve.openai.responses_objects import InputItemList, InputTokenCount, ResponseDeleted, ResponseObject
 from atlas.serve.openai.responses_request import REFUSED, Includable, ResponseRequest
 from atlas.serve.scrape import metrics
 from atlas.serve.server_info import ServerInfo, Version, server_info, version
@@ -133,6 +134,17 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         untagged=(MessageItem, ItemReference),
         answers={200: ResponseObject},
         stream=StreamEvent,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/responses/input_tokens",
+        handler=count_input_tokens,
+        summary="Count the tokens of the prompt that such a request would have.",
+        tag="OpenAI",
+        body=ResponseRequest,
+        refused=REFUSED,
+        untagged=(MessageItem, ItemReference),
+        answers={200: InputTokenCount},
     ),
     Endpoint(
         method="GET",

@@ -120,10 +120,12 @@ BODIES["/v1/messages/count_tokens"] = {
     for name, value in BODIES["/v1/messages"].items()
     if name not in ("max_tokens", "stop_sequences", "metadata")
 }
+BODIES["/v1/responses/input_tokens"] = BODIES["/v1/responses"]
 LEAST: dict[str, tuple[str, ...]] = {
     "/v1/chat/completions": ("messages",),
     "/v1/completions": ("prompt",),
     "/v1/responses": ("input", "store"),
+    "/v1/responses/input_tokens": ("input", "store"),
     "/v1/messages": ("max_tokens", "messages"),
     "/v1/messages/count_tokens": ("messages",),
 }

@@ -270,6 +270,19 @@ def test_a_call_is_answered_in_every_way_that_the_api_has(server: RunningServer,
     assert prompt([user, *sealed, output], store=False) == stored
 
 
+def test_the_tokens_of_an_input_can_be_counted(server: RunningServer, client: openai.OpenAI) -> None:
+    before = len(server.events("submit"))
+    first = client.responses.input_tokens.count(model=MODEL, input="one", instructions="be brief", tools=[TOOL])
+    assert (first.object, len(server.events("submit"))) == ("response.input_tokens", before)  # nothing is generated
+    answer = ask(client, "one", instructions="be brief", tools=[TOOL])
+    assert answer.usage.input_tokens == first.input_tokens
+    more = client.responses.input_tokens.count(model=MODEL, input="two", previous_response_id=answer.id)
+    assert more.input_tokens == ask(client, "two", previous_response_id=answer.id).usage.input_tokens
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.input_tokens.count(model=MODEL, input="x" * 9000)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+
+
 def test_what_is_not_there_cannot_be_continued(client: openai.OpenAI) -> None:
     unknown = ask(client, store=False)
     assert unknown.store is False

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atlas.serve.auth import ANONYMOUS, CLIENT
-from atlas.serve.chat_generation import prepare
+from atlas.serve.chat_generation import Prepared, prepare
 from atlas.serve.errors import ApiError, invalid, unsupported
 from atlas.serve.http import EventStream, json_response, read_body, unless_gone
 from atlas.serve.limits import Account, account_of
@@ -30,9 +30,9 @@ from atlas.serve.openai.responses_items import (
     items_of,
 )
 from atlas.serve.openai.responses_making import Making
-from atlas.serve.openai.responses_objects import InputItemList, ResponseDeleted
+from atlas.serve.openai.responses_objects import InputItemList, InputTokenCount, ResponseDeleted
 from atlas.serve.openai.responses_request import INCLUDABLE, LOGPROBS, SEALED, ResponseRequest, chat_request, parse
-from atlas.serve.service import Service
+from atlas.serve.service import Service, Serving
 
 MAX_PAGE = 100
 
@@ -44,31 +44,21 @@ class _Stored(msgspec.Struct):
     background: bool
 
 
+class _Asked(msgspec.Struct):
+    """A request that was read and found to be right. items: its own.  history: the responses that it continues."""
+
+    request: ResponseRequest
+    prepared: Prepared
+    items: list[Item]
+    history: list[Record]
+
+
 async def create_response(http: Request, service: Service) -> Response:
     """Answer the input, after the conversation that it continues."""
-    serving = service.require()
-    body = await read_body(http)
-    client = _client(http)
-    request, ignored = await serving.frontend.run(partial(parse, body), len(body))
-    history = await _history(service, client, request.previous_response_id)
-    items = await _resolve(service, client, request)
-    size = len(body) + sum(len(record.input) + len(record.response) for record in history)
-    template = serving.frontend.template
-    knows_developer = template is not None and template.knows_developer
-
-    def converse() -> Conversation:
-        conversation = Conversation()
-        for record in history:
-            conversation.extend(_items(record), PREVIOUS)
-        where = "input" if isinstance(request.input, str) else [f"input[{n}]" for n in range(len(items))]
-        conversation.extend(items, where)
-        if request.instructions is not None:
-            conversation.instruct(request.instructions, knows_developer=knows_developer)
-        return conversation
-
-    chat, names = chat_request(request, await serving.frontend.run(converse, size))
-    prepared = await prepare(service, serving, chat, size, ignored=ignored, fields=names)
-    making = Making(service, serving, client, request, prepared, items, history)
+    serving, client = service.require(), _client(http)
+    asked = await _ask(http, service, serving, client)
+    request, prepared = asked.request, asked.prepared
+    making = Making(service, serving, client, request, prepared, asked.items, asked.history)
     account = account_of(http.scope)
     if request.background:
         run = _begin(service, client, making, account.outlive(), logs=bool(request.stream))
@@ -84,6 +74,13 @@ async def create_response(http: Request, service: Service) -> Response:
     record = await making.recorded()
     await making.keep(record)
     return _json(record.response, prepared.headers)
+
+
+async def count_input_tokens(http: Request, service: Service) -> Response:
+    """Tokens of the prompt that such a request would have."""
+    asked = await _ask(http, service, service.require(), _client(http))
+    (job,) = asked.prepared.jobs
+    return json_response(InputTokenCount(input_tokens=len(job.prompt)), asked.prepared.headers)
 
 
 async def retrieve_response(http: Request, service: Service) -> Response:
@@ -156,6 +153,31 @@ async def list_input_items(http: Request, service: Service) -> Response:
     ids = (page[0].id, page[-1].id) if page else (None, None)
     listed = InputItemList(data=page, first_id=ids[0], last_id=ids[1], has_more=len(items) > limit)
     return json_response(listed, query.headers)
+
+
+async def _ask(http: Request, service: Service, serving: Serving, client: str) -> _Asked:
+    """Read a request and everything that it refers to. Raises ApiError 400 and 404."""
+    body = await read_body(http)
+    request, ignored = await serving.frontend.run(partial(parse, body), len(body))
+    history = await _history(service, client, request.previous_response_id)
+    items = await _resolve(service, client, request)
+    size = len(body) + sum(len(record.input) + len(record.response) for record in history)
+    template = serving.frontend.template
+    knows_developer = template is not None and template.knows_developer
+
+    def converse() -> Conversation:
+        conversation = Conversation()
+        for record in history:
+            conversation.extend(_items(record), PREVIOUS)
+        where = "input" if isinstance(request.input, str) else [f"input[{n}]" for n in range(len(items))]
+        conversation.extend(items, where)
+        if request.instructions is not None:
+            conversation.instruct(request.instructions, knows_developer=knows_developer)
+        return conversation
+
+    chat, names = chat_request(request, await serving.frontend.run(converse, size))
+    prepared = await prepare(service, serving, chat, size, ignored=ignored, fields=names)
+    return _Asked(request, prepared, items, history)
 
 
 def _begin(service: Service, client: str, making: Making, account: Account, *, logs: bool) -> Run:

@@ -99,3 +99,10 @@ class InputItemList(msgspec.Struct, frozen=True, kw_only=True):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class InputTokenCount(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
