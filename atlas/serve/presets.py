@@ -187,6 +187,10 @@ class Presets(msgspec.Struct, frozen=True):
                     raise RequestError(where, f"a {type(value).__name__}", "true or false")
                 if self.switches.thinking is not None:
                     wishes.append((where, value))
+            elif name == EFFORT:
+                if not isinstance(value, str):
+                    raise RequestError(where, f"a {type(value).__name__}", "a string")
+                wishes.append((where, value != "none"))
             variables[name] = value
         graded = EFFORT in self.switches.names
         if effort is not None:

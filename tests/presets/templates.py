@@ -74,6 +74,12 @@ QWEN35 = chatml(XML_CALL, _SWITCH_OPEN)
 QWEN36 = chatml(XML_CALL, "{% if preserve_thinking %}{% endif %}" + _SWITCH_OPEN)
 QWEN25 = "{# You are Qwen, created by Alibaba Cloud #}" + chatml(HERMES_CALL)
 DEEPSEEK_V31 = chatml(DEEPSEEK_CALL, _SWITCH_OFF)
+R1_DISTILL = (
+    "{% for m in messages %}<｜User｜>{{ (m.content or '').split('</think>')[-1] }}"
+    "{% if m.content is none %}{% for c in m.tool_calls or [] %}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function"
+    "{{ '<｜tool▁sep｜>' + c.function.name + '\n```json\n' + c.function.arguments + '\n```' }}<｜tool▁call▁end｜>"
+    "<｜tool▁calls▁end｜>{% endfor %}{% endif %}{% endfor %}{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
+)
 LLAMA3 = (
     "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"

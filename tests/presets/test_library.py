@@ -19,11 +19,11 @@ MODELS = {
     "gemma-3-1b": {known.GEMMA3: "gemma-3"},
     "gemma-3-270m": {known.GEMMA3: "gemma-3"},
     "granite-3.1-2b": {known.chatml(): None},
-    "llama-3-8b": {known.LLAMA3: "llama-3"},
+    "llama-3-8b": {known.LLAMA3: "llama-3", known.R1_DISTILL: "deepseek-r1-distill"},
     "llama-3.2-1b": {known.LLAMA31: "llama-3"},
     "mistral-7b": {known.chatml(known.MISTRAL_CALL): None},
     "phi-3-mini-4k": {known.chatml(): None},
-    "qwen2.5-0.5b": {known.QWEN25: "qwen2.5"},
+    "qwen2.5-0.5b": {known.QWEN25: "qwen2.5", known.R1_DISTILL: "deepseek-r1-distill"},
     "qwen3-0.6b": {known.QWEN3: "qwen3"},
     "qwen3-8b": {known.QWEN3: "qwen3"},
     "qwen3-30b-a3b": {

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from atlas.config import ReasoningParser, ServeConfig, ToolParser, load
 from atlas.errors import ConfigError, RequestError
 from atlas.parsers import MARKERS, TOOL_FORMATS
-from atlas.serve.presets import Asked, Presets
+from atlas.serve.presets import EFFORT, EFFORTS, Asked, Presets
 from atlas.text.chat_template import ChatTemplate
 from tests.presets import templates as known
 
@@ -224,3 +226,57 @@ def test_settings_without_origins() -> None:
     found = Presets.of(OTHER, {}, None, ServeConfig(tool_parser="glm", default_sampling={"min_p": 0.1}))
     assert found.tool_format == "glm" and found.plain.min_p == 0.1
     assert told(found)["tool_parser"] == ("glm", "setting") and told(found)["min_p"] == (0.1, "setting")
+
+
+def test_a_model_that_always_reasons_though_its_template_does_not_say_so() -> None:
+    found = presets(known.R1_DISTILL, config=OTHER)
+    assert (found.reasoning, found.thinks) == ("deepseek_r1", True)
+    assert found.modes().keys() == {"thinking"} and found.sampling().temperature == 0.6
+    with pytest.raises(RequestError, match="always reason"):
+        found.ask(thinking=("enable_thinking", False))
+
+
+TEMPLATES = {
+    name: presets(template)
+    for name, template in {
+        "switch": known.QWEN3,
+        "another name": known.DEEPSEEK_V31,
+        "more names": known.QWEN36,
+        "never": known.QWEN3_INSTRUCT,
+        "always": known.QWEN3_THINKING,
+        "levels": known.chatml() + "{{ reasoning_effort }}",
+        "both": known.QWEN3 + "{{ reasoning_effort }}",
+    }.items()
+}
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.sampled_from(["none", "high", "x"]), st.lists(st.none()))
+KWARGS = st.dictionaries(st.sampled_from(["enable_thinking", "thinking", EFFORT, "preserve_thinking", "x", ""]), VALUES)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(sorted(TEMPLATES)), st.none() | st.booleans(), st.none() | st.sampled_from((*EFFORTS, "y")), KWARGS
+)
+def test_no_wish_is_dropped(name: str, thinking: bool | None, effort: str | None, kwargs: dict[str, Any]) -> None:
+    """Each is passed on, or reported, or refused."""
+    model = TEMPLATES[name]
+    try:
+        asked = model.ask(
+            thinking=None if thinking is None else ("t", thinking),
+            effort=None if effort is None else ("e", effort),
+            chat_template_kwargs=kwargs,
+        )
+    except RequestError as error:
+        assert error.where in ("t", "e") or error.where.startswith("chat_template_kwargs.")
+        assert error.found and error.accepted
+        return
+    for field, value in kwargs.items():
+        passed = field in asked.variables and asked.variables[field] == value
+        assert passed is (f"chat_template_kwargs.{field}" not in asked.ignored)
+    switch = model.switches.thinking
+    if thinking is not None:
+        told = asked.variables.get(switch) is thinking if switch else asked.variables.get(EFFORT) is not None
+        assert told is ("t" not in asked.ignored) and asked.thinks is thinking
+    if effort is not None:
+        told = asked.variables.get(EFFORT) == effort or (switch is not None and switch in asked.variables)
+        assert told is ("e" not in asked.ignored)
+    assert asked.variables.keys() <= {*model.switches.names}
