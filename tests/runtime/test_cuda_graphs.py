@@ -299,6 +299,42 @@ def test_no_request_makes_the_host_wait_for_more_than_a_step(fake_driver: Path, 
     assert output == "20 0 38\n", "a prompt's step and 19 of generated tokens, of two graphs each"
 
 
+def test_a_grammar_keeps_the_host_a_step_ahead(fake_driver: Path, tmp_path: Path) -> None:
+    """Its mask is copied between the two graphs of its step, whose first begins before the last step's tokens are
+    known; nothing drains the device. The fake driver's kernels leave token 0, which is all that the grammar has."""
+    made = tmp_path / "calls"
+    code = """
+    from atlas.engine.engine import Engine
+    from atlas.engine.messages import SamplingParams
+    from atlas.engine.sampling import Grammar
+    from tests.engine.grammar_model import compiler
+
+    engine = Engine(runner, compiler())
+    engine.add("g", [1, 2, 3], SamplingParams(max_tokens=30, grammar=Grammar("lark", "start: <[0]>{20}")))
+    engine.add("plain", [1, 2, 3], SamplingParams(max_tokens=25))
+    reasons, begins, begin = {}, [], runner.begin
+    runner.begin = lambda *given: (begins.append(len(engine._submitted)), begin(*given))[1]
+    while not engine.scheduler.running:
+        engine.step()  # until it is compiled
+    ready = sum(1 for _ in open(os.environ["FAKE_CUDA_CALLS"]))
+    del begins[:]
+    while engine.busy:
+        for output in engine.step():
+            assert output.error is None, output.error
+            if output.finish_reason:
+                reasons[output.request_id] = output.finish_reason
+    made = open(os.environ["FAKE_CUDA_CALLS"]).read().split()[ready:]
+    assert set(begins[1:]) == {1}, begins  # steps in flight when one with a mask begins, but for the prompt's
+    first = made.index("cuGraphLaunch")
+    between = made[first + 1 : made.index("cuGraphLaunch", first + 1)]
+    waits = made.count("cuStreamSynchronize")
+    print(sorted(reasons.items()), waits, "cuEventSynchronize" in between, "cuMemcpyHtoDAsync_v2" in between)
+    """
+    status, output = run(fake_driver, with_model(tmp_path), code, FAKE_CUDA_CALLS=str(made))
+    assert status == 0, output
+    assert output == "[('g', 'stop'), ('plain', 'length')] 0 True True\n"
+
+
 @pytest.mark.parametrize(
     ("change", "given", "asked"),
     [
