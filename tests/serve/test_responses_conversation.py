@@ -274,6 +274,11 @@ PART = {"role": "user", "content": [{"type": "input_image", "image_url": "data:x
             "missing_required_parameter",
         ),
         ({"input": "x", "reasoning": {"summary": "concise"}}, "reasoning.summary", "unsupported_parameter"),
+        (
+            {"input": "x", "reasoning": {"summary": "auto", "generate_summary": "detailed"}},
+            "reasoning.generate_summary",
+            "invalid_value",
+        ),
         ({"input": "x", "reasoning": {"context": "all_turns"}}, "reasoning.context", "unsupported_parameter"),
         ({"input": "x", "reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
         ({"input": "x", "include": ["all"]}, "include[0]", "invalid_value"),
@@ -319,7 +324,10 @@ def test_an_item_that_fits_no_conversation_is_named(items: list[Any], param: str
 
 def test_unknown_fields_are_reported_wherever_they_are() -> None:
     body = {
-        "input": [{**USER, "phase": None, "mood": "x"}, {**CALL, "extra": 1}],
+        "input": [
+            {**USER, "phase": None, "mood": "x"},
+            {**CALL, "extra": 1, "namespace": None, "caller": None, "parsed_arguments": None},
+        ],
         "text": {"format": {"type": "text", "x": 1}, "y": 2},
         "tools": [{**TOOL, "defer_loading": True}],
         "z": 3,

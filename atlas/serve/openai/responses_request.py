@@ -77,7 +77,7 @@ class TextOptions(msgspec.Struct):
     """What the answer's text must be."""
 
     format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
-    verbosity: str | None = None
+    verbosity: Literal["medium"] | None = None
 
 
 class ReasoningSettings(msgspec.Struct):
@@ -162,6 +162,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
 
     @property
     def tells_logprobs(self) -> bool:
+        """Whether log-probabilities are told."""
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
 
@@ -179,7 +180,20 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
 }
 
 _INTEGERS = ("max_output_tokens",)
-_EMPTY_IN_HISTORY = frozenset({"input[].phase"})
+# Parts of an answer that clients send back with the history. They say nothing when empty.
+_EMPTY_IN_HISTORY = frozenset(
+    f"input[].{name}"
+    for name in (
+        "phase",
+        "async",
+        "async_",
+        "caller",
+        "created_by",
+        "namespace",
+        "parsed_arguments",
+        "content[].parsed",
+    )
+)
 
 
 def parse(body: bytes) -> tuple[ResponseRequest, list[str]]:
@@ -233,6 +247,10 @@ def _check(request: ResponseRequest) -> None:
         raise invalid("background", "true, but store is false", "a response in the background is stored")
     if request.stream_options is not None and request.stream_options.include_obfuscation and not request.stream:
         raise invalid("stream_options.include_obfuscation", "true, but stream is not", "what concerns streams in one")
+    reasoning = request.reasoning
+    if reasoning is not None and reasoning.summary and reasoning.generate_summary not in (None, reasoning.summary):
+        found = f"{reasoning.generate_summary!r}, but reasoning.summary is {reasoning.summary!r}"
+        raise invalid("reasoning.generate_summary", found, "one of the two, or equal values")
     if request.max_tool_calls is not None and request.max_tool_calls < 0:
         raise invalid("max_tool_calls", str(request.max_tool_calls)[:40], "an integer of at least 0")
     metadata = request.metadata or {}
