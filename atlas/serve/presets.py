@@ -248,16 +248,29 @@ def _known() -> tuple[Preset, ...]:
 def _parser(
     setting: str, told: str | None, preset: Preset | None, name: str, signs: Sequence[Sign], template: str
 ) -> Found:
-    """A parser that the settings name, else the preset, else the template."""
+    """A parser that the settings name, else the preset, else the template.
+
+    Where the template clearly shows another notation than the preset, it is right: someone taught this model that one.
+    """
     if setting != "auto":
         return Found(None if setting == "none" else setting, told or "setting")
-    parser: Parser | None = getattr(preset, name, None)
-    if preset is not None and parser is not None:
-        reason = f"preset {preset.name}: {parser.reason}; {parser.source}"
-        return Found(None if parser.name == "none" else parser.name, reason)
     if not template:
         return Found(None, "the model has no chat template")
-    return detect(template, signs, "tool calls" if signs is TOOL_SIGNS else "reasoning")
+    shown = detect(template, signs, "tool calls" if signs is TOOL_SIGNS else "reasoning")
+    parser: Parser | None = getattr(preset, name, None)
+    if preset is None or parser is None:
+        return shown
+    if shown.name is not None and not _alike(shown.name, parser.name):
+        return Found(shown.name, f"{shown.reason}, unlike those of preset {preset.name}")
+    return Found(
+        None if parser.name == "none" else parser.name, f"preset {preset.name}: {parser.reason}; {parser.source}"
+    )
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two parsers are for the same notation."""
+    marks = [(MARKERS[name].start, MARKERS[name].end) if name in MARKERS else name for name in (one, other)]
+    return marks[0] == marks[1]
 
 
 def _layers(preset: Preset | None, generation_config: Mapping[str, Any]) -> tuple[list[list[Layer]], Origin]:

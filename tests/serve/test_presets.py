@@ -62,6 +62,20 @@ def test_flag_then_preset_then_template_then_none() -> None:
     )
 
 
+def test_a_template_that_shows_another_notation_is_right() -> None:
+    taught = presets(known.chatml(known.HERMES_CALL + known.MISTRAL_CALL, "{# enable_thinking #}"), config=QWEN3)
+    assert taught.tool_format == "hermes", "the template shows two, so the preset decides"
+    other = presets(known.QWEN3.replace(known.HERMES_CALL, known.GLM_CALL), config=QWEN3)
+    assert other.tool_format == "glm" and "unlike those of preset qwen3" in told(other)["tool_parser"][1]
+    gemma = {"architectures": ["Gemma3ForCausalLM"]}
+    tuned = presets(known.GEMMA3 + "{{ tools }}" + "{# </think> #}" + known.HERMES_CALL, config=gemma)
+    assert (tuned.tool_format, tuned.reasoning) == ("hermes", "think")
+    # What the preset says of the same notation stays.
+    assert presets(known.R1_DISTILL).reasoning == "deepseek_r1"
+    flag = presets(known.QWEN3.replace(known.HERMES_CALL, known.GLM_CALL), "--tool-parser", "hermes", config=QWEN3)
+    assert flag.tool_format == "hermes"
+
+
 def test_the_flags_know_every_parser() -> None:
     assert set(ToolParser.__args__) == {"auto", "none", *TOOL_FORMATS}
     assert set(ReasoningParser.__args__) == {"auto", "none", *MARKERS}
