@@ -399,7 +399,7 @@ def test_who_goes_away_ends_the_work_and_leaves_nothing(server: RunningServer, c
         ({"model": "other"}, "model"),
         (
             {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"properties": {"a": {"type": "no"}}}}}},
-            "text.format.schema.properties.a",
+            "text.format.schema.properties.a.type",
         ),
         ({"text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}}, "text.format.name"),
         ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "guided_regex"),
