@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Annotated, Literal
@@ -241,9 +242,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """All names under which the API knows the model."""
         if names := tuple(name for name in self.served_model_name if name != ANY_NAME):
             return names
-        path = Path(self.model).expanduser()
-        # A catalogue name or a Hugging Face id is itself the name; of a path, only the end means anything.
-        return (path.resolve().name.removesuffix(".gguf") if path.exists() else self.model,)
+        return (_own_name(self.model),)
 
     def serves(self, name: str) -> bool:
         """Whether a request for the model `name` is one for this model."""
@@ -263,6 +262,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             kv_memory_bytes=self.kv_memory,
             kernel_packs=tuple(str(Path(path).expanduser().absolute()) for path in self.kernel_pack),
         )
+
+
+@functools.cache
+def _own_name(model: str) -> str:
+    """Asked for by every request, so the file system is asked once."""
+    path = Path(model).expanduser()
+    # A catalogue name or a Hugging Face id is itself the name; of a path, only the end means anything.
+    return path.resolve().name.removesuffix(".gguf") if path.exists() else model
 
 
 OFFLINE_FIELDS = (
