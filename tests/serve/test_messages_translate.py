@@ -91,9 +91,14 @@ def test_effort_of_one_turn() -> None:
     user, answer = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}
     low = {"role": "system", "content": "", "output_config": {"effort": "low"}}
     high = {"output_config": {"effort": "high"}}
-    assert effort(user, low, **high) == effort(user, low) == effort(low, user, {**low, "output_config": None}) == "low"
+    assert effort(user, low, **high) == effort(user, low) == effort(user, low, {**low, "output_config": None}) == "low"
     assert effort(user, low, answer, user, **high) == "high"
     assert effort(user, low, answer, user) is None
+    # Calls and their results belong to the turn.
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "f", "input": {}}]}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}
+    assert effort(user, low, call, result, call, result, **high) == "low"
+    assert effort(user, low, call, result, answer, user, **high) == "high"
     assert translated("plain", messages=[user, low]).unread == ["messages.1.output_config.effort"]
 
 

@@ -11,7 +11,15 @@ from typing import Any
 import msgspec
 
 from atlas.serve.anthropic.offered_tools import offered_tools
-from atlas.serve.anthropic.requests import SAMPLING, Conversation, MessagesRequest, OutputFormat, ToolChoice
+from atlas.serve.anthropic.requests import (
+    SAMPLING,
+    Conversation,
+    MessagesRequest,
+    OutputFormat,
+    ToolChoice,
+    ToolResult,
+    Turn,
+)
 from atlas.serve.anthropic.turns import Turns
 from atlas.serve.errors import ApiError, invalid
 from atlas.serve.openai.requests import ChatRequest, Effort, ThinkingOptions
@@ -115,13 +123,18 @@ def _thinking(request: Conversation, chat: ChatRequest, presets: Presets) -> lis
 
 
 def _effort(request: Conversation) -> tuple[str | None, str]:
-    """What holds for the answer, and its path: the word of a turn of the system after the last answer comes first."""
+    """What holds for the answer, and its path: turns of the system since the user's last words come first."""
     for position, turn in reversed(list(enumerate(request.messages))):
-        if turn.role == "assistant":
+        if turn.role == "user" and not _only_results(turn):
             break
         if turn.output_config is not None and turn.output_config.effort is not None:
             return turn.output_config.effort, f"messages.{position}.output_config.effort"
     return (request.output_config.effort if request.output_config else None), "output_config.effort"
+
+
+def _only_results(turn: Turn) -> bool:
+    """Whether a turn of the user only goes on with the one before: the model called tools, and they have answered."""
+    return all(isinstance(block, ToolResult) for block in turn.content) and bool(turn.content)
 
 
 def _response_format(request: Conversation) -> dict[str, Any] | None:
