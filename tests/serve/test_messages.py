@@ -9,6 +9,7 @@ from typing import Any
 
 import anthropic
 import httpx
+import pydantic
 import pytest
 from anthropic.types import ModelInfo
 from serve_harness import ANSWER, SPECIAL, RunningServer, Start, behaviour, eventually, make_checkpoint
@@ -62,6 +63,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         "1": behaviour("abcDEFGHIJklm"),
         "2": behaviour("uvwxyz", end=None),
         "3": behaviour("slow ", end=None, delay=0.05),
+        "5": behaviour('{"number": 7}'),
         "4": behaviour("broken", error_after=3, delay=0.05),
     }
     script = {"default": behaviour(ANSWER), "behaviours": behaviours, "max_context": 4096}
@@ -352,6 +354,37 @@ def test_a_format_becomes_a_grammar(server: RunningServer) -> None:
     assert error["code"] == "invalid_grammar" and error["param"].startswith("output_config.format.schema")
     error = refused(server, anthropic.BadRequestError, output_config={"format": {"type": "text"}})
     assert error["param"] == "output_config.format.type"
+
+
+class Number(pydantic.BaseModel):
+    number: int
+
+
+def test_the_clients_own_helpers(server: RunningServer) -> None:
+    parsed = client(server).messages.parse(**fields_of(5, {}), output_format=Number)
+    assert parsed.parsed_output == Number(number=7)
+    schema = json.loads(last(server)["sampling"]["grammar"]["text"])
+    assert schema["properties"]["number"]["type"] == "integer"
+    beta = client(server).beta.messages.create(
+        **fields_of(SEEDS["call"], {"tools": TOOLS, "betas": ["made-up-2030-01-01"]})
+    )
+    assert [block.type for block in beta.content] == ["thinking", "text", "tool_use"]
+
+    asked = []
+
+    @anthropic.beta_tool
+    def weather(city: str, days: int) -> str:
+        """Tells it."""
+        asked.append((city, days))
+        return "sunny"
+
+    runner = client(server).beta.messages.tool_runner(
+        **fields_of(SEEDS["call"], {"tools": [weather], "max_iterations": 3})
+    )
+    assert [message.stop_reason for message in runner] == ["tool_use"] * 3
+    assert asked[:2] == [("Zürich 😀", 3)] * 2
+    # It is told that the server keeps no conversation, and sends all of it.
+    assert prompt_text(server).count("tool:sunny@weather#") == 2 and "user:hi" in prompt_text(server)
 
 
 CONVERSATIONS: list[dict[str, Any]] = [

@@ -172,6 +172,8 @@ def test_tools_of_anthropic_are_refused_by_name(kind: str) -> None:
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers", "unsupported_parameter"),
         ({"container": "c"}, "container", "unsupported_parameter"),
         ({"speed": "fast"}, "speed", "unsupported_parameter"),
+        ({"compaction": {"type": "x"}}, "compaction", "unsupported_parameter"),
+        ({"thread": {"type": "create"}}, "thread", "thread_unsupported_request"),
     ],
 )
 def test_wrong_fields(fields: dict[str, Any], param: str, code: str) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from atlas.engine.sampling import MAX_TEMPERATURE
 from atlas.serve.body import convert, decode
-from atlas.serve.errors import invalid, unsupported
+from atlas.serve.errors import ApiError, invalid, unsupported
 from atlas.serve.openai.requests import MAX_STOP_LENGTH, MAX_STOPS, SamplingFields, about
 from atlas.serve.unknown_fields import unknown_fields
 from atlas.text.tools import MAX_TOOLS
@@ -227,10 +227,12 @@ SAMPLING = (
 
 MESSAGES_REFUSED: Mapping[str, tuple[Any, ...]] = {
     # Fields that other servers have, with the values, besides null, that ask for nothing.
+    "compaction": (),
     "container": (),
     "mcp_servers": ([],),
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),
+    "thread": (),
 }
 
 Body = TypeVar("Body", MessagesRequest, Conversation)
@@ -239,6 +241,10 @@ Body = TypeVar("Body", MessagesRequest, Conversation)
 def read(body: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
     """A request body and the paths of the fields in it that nothing reads. Raises ApiError 400."""
     value = decode(body)
+    if value.get("thread") is not None:
+        # Turns before it would be lost without a word. By this code clients know to send all of them.
+        message = "thread: conversations are not kept here; leave it out, and send the whole conversation"
+        raise ApiError(400, "thread_unsupported_request", message, "thread")
     _check_types(value)
     request = convert(value, kind, MESSAGES_REFUSED, ("max_tokens",))
     ignored = unknown_fields(value, kind)
