@@ -104,7 +104,7 @@ def page(document: dict[str, Any]) -> str:
         for method, operation in methods.items()
     ]
     objects = [
-        {"name": name, "description": component.get("description", ""), "fields": fields(component)}
+        {"name": name, "description": component.get("description", ""), "fields": fields(components, name)}
         for name, component in components.items()
     ]
     return environment.from_string(_PAGE).render(

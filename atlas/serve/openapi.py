@@ -32,13 +32,14 @@ _ERRORS = {
     408: "The body took too long to arrive.",
     413: "The body is too large.",
     415: "The body is not declared as application/json.",
+    431: "The request's head is too large.",
     429: "A rate limit, a cap or the queue is full; try again after `Retry-After` seconds.",
     500: "The server or the engine failed on this request.",
     501: "This model or server cannot do it; the message says why.",
     503: "Nothing answers requests now: loading, shutting down, or the engine died.",
     504: "`--request-timeout` has passed.",
 }
-_ANY = (400, 403, 500)
+_ANY = (400, 403, 431, 500)
 _WITH_BODY = (404, 408, 413, 415, 429, 503, 504)
 
 _TAGS = {
@@ -200,8 +201,10 @@ def _schemas(bodies: Sequence[Any], answers: Sequence[Any], strict: bool) -> tup
     named = list(dict.fromkeys([*read, *written]))
     types = list(dict.fromkeys([*bodies, *answers]))
     found, components = msgspec.json.schema_components([*types, *named], ref_template=_REFERENCE)
-    components = {name: _hoisted(component) for name, component in sorted(components.items())}
-    for struct, reference in zip(named, found[len(types) :], strict=True):
+    renamed = _short_names(components)
+    components = {renamed[name]: _hoisted(component, renamed) for name, component in sorted(components.items())}
+    schemas = [_hoisted(schema, renamed) for schema in found]
+    for struct, reference in zip(named, schemas[len(types) :], strict=True):
         component = components[_name(reference)]
         if struct not in read:
             component["required"] = _always_there(struct)
@@ -211,7 +214,7 @@ def _schemas(bodies: Sequence[Any], answers: Sequence[Any], strict: bool) -> tup
             component["required"].remove(tag)  # nothing else could be meant there, so msgspec takes it without, too
         if strict and struct not in written:
             component["additionalProperties"] = False
-    return dict(zip(types, map(_hoisted, found), strict=False)), components
+    return dict(zip(types, schemas, strict=False)), components
 
 
 def _structs(types: Sequence[Any]) -> dict[Any, bool]:
@@ -255,17 +258,32 @@ def _always_there(struct: Any) -> list[str]:
     ]
 
 
-def _hoisted(schema: Any) -> Any:
-    """Without the `allOf` of one schema that field descriptions use to say more than msgspec does: it takes the place
-    of what it says better."""
-    if isinstance(schema, dict):
-        schema = {name: _hoisted(value) for name, value in schema.items()}
-        only = schema.get("allOf")
-        if isinstance(only, list) and len(only) == 1 and "$ref" not in only[0]:
-            del schema["allOf"]
-            schema.update(only[0])
+def _short_names(components: Iterable[str]) -> dict[str, str]:
+    """Names without modules, which msgspec writes before those that several structs have."""
+    short: dict[str, str] = {}
+    for name in components:
+        module, _, last = name.rpartition(".")
+        if ".anthropic." in module:
+            last = f"Anthropic{last}"
+        short[name] = name if last in short.values() else last
+    return short
+
+
+def _hoisted(schema: Any, renamed: Mapping[str, str]) -> Any:
+    """A schema with references to the short names, and without the `allOf` of one that field descriptions use to say
+    more than msgspec does: it takes the place of what it says better."""
+    if isinstance(schema, list):
+        return [_hoisted(item, renamed) for item in schema]
+    if not isinstance(schema, dict):
         return schema
-    return [_hoisted(item) for item in schema] if isinstance(schema, list) else schema
+    schema = {name: _hoisted(value, renamed) for name, value in schema.items()}
+    only = schema.get("allOf")
+    if isinstance(only, list) and len(only) == 1 and "$ref" not in only[0]:
+        del schema["allOf"]
+        schema.update(only[0])
+    if isinstance(schema.get("$ref"), str):
+        schema["$ref"] = _REFERENCE.format(name=renamed[_name(schema)])
+    return schema
 
 
 def _add_refused(component: Json, refused: Mapping[str, tuple[Any, ...]]) -> None:

@@ -1,7 +1,8 @@
 """The OpenAPI document in words, for people: what the page at /docs shows, and the tables of docs/api.md.
 
 `python -m atlas.serve.reference docs/api.md` writes the tables anew, between `<!-- fields of NAME -->` and
-`<!-- end -->`; `<!-- endpoints -->` begins that of the endpoints.
+`<!-- end -->`; `<!-- fields of NAME but OTHER -->` leaves out those that OTHER has too, and `<!-- endpoints -->` begins
+the table of the endpoints.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import msgspec
 
 Json = dict[str, Any]
 
-_BLOCK = re.compile(r"(<!-- (?:fields of (?P<name>\w+)|endpoints) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(
+    r"(?P<begin><!-- (?:fields of (?P<name>\w+)(?: but (?P<other>\w+))?|endpoints) -->\n).*?(?P<end><!-- end -->)",
+    re.DOTALL,
+)
 
 
 _PLURALS = {"integer": "integers", "number": "numbers", "string": "strings", "object": "objects"}
@@ -30,14 +34,24 @@ class Field(msgspec.Struct, frozen=True):
     description: str
 
 
-def fields(component: Json) -> list[Field]:
-    """The fields of an object's schema, those that must be there first."""
+def fields(components: Json, name: str) -> list[Field]:
+    """The fields of the object of a name, those that must be there first."""
+    component = components[name]
     required = component.get("required", [])
     found = [
-        Field(name, say(schema), name in required, schema.get("description", ""))
-        for name, schema in component.get("properties", {}).items()
+        Field(field, say(schema), field in required, schema.get("description") or _of_object(components, schema))
+        for field, schema in component.get("properties", {}).items()
     ]
     return sorted(found, key=lambda field: not field.required)
+
+
+def _of_object(components: Json, schema: Json) -> str:
+    """What is said of the only thing that a field can hold, for a field of which nothing is said."""
+    parts = [part for part in schema.get("anyOf", [schema]) if part.get("type") != "null"]
+    if len(parts) != 1:
+        return ""
+    described = components[_type(parts[0])] if "$ref" in parts[0] else parts[0]
+    return str(described.get("description", "")).partition("\n\n")[0]
 
 
 def say(schema: Json) -> str:
@@ -93,15 +107,16 @@ def with_tables(text: str, document: Json) -> str:
     components = document["components"]["schemas"]
 
     def table(match: re.Match[str]) -> str:
-        made = _endpoints(document) if match["name"] is None else _fields(components[match["name"]])
-        return f"{match[1]}{made}{match[3]}"
+        made = _endpoints(document) if match["name"] is None else _fields(components, match["name"], match["other"])
+        return f"{match['begin']}{made}{match['end']}"
 
     return _BLOCK.sub(table, text)
 
 
-def _fields(component: Json) -> str:
+def _fields(components: Json, name: str, other: str | None) -> str:
     rows = ["| field | type | |", "| --- | --- | --- |"]
-    for field in fields(component):
+    known = fields(components, other) if other else []
+    for field in [field for field in fields(components, name) if field not in known]:
         name = f"`{field.name}`" + (" (required)" if field.required else "")
         rows.append(f"| {name} | {_cell(field.type)} | {_cell(field.description)} |")
     return "\n".join(rows) + "\n"

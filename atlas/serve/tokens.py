@@ -36,6 +36,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: Annotated[
         bool | None, about("With messages: what begins the assistant's answer comes last; unless said, it does.")
     ] = None
+    continue_final_message: Annotated[
+        bool | None, about("With messages: the prompt ends with the content of the last one, an assistant's.")
+    ] = None
     add_special_tokens: Annotated[
         bool | None,
         about("With prompt: what the tokenizer puts around a text, BOS for most, unless false. Templates write it."),
@@ -45,9 +48,18 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 TOKENIZE_REFUSED: Mapping[str, tuple[Any, ...]] = {
     "chat_template": (),
-    "continue_final_message": (False,),
     "mm_processor_kwargs": ({},),
 }
+
+
+_OF_MESSAGES = (
+    "tools",
+    "chat_template_kwargs",
+    "enable_thinking",
+    "reasoning_effort",
+    "add_generation_prompt",
+    "continue_final_message",
+)
 
 
 class Tokenized(msgspec.Struct, frozen=True):
@@ -98,7 +110,7 @@ async def _of_prompt(serving: Serving, request: TokenizeRequest, size: int) -> l
     text = request.prompt
     if text is None:
         raise invalid("prompt", "missing", "prompt, or messages", code="missing_required_parameter")
-    for name in ("tools", "chat_template_kwargs", "enable_thinking", "reasoning_effort", "add_generation_prompt"):
+    for name in _OF_MESSAGES:
         if getattr(request, name) is not None:
             raise invalid(name, "given with prompt", "with messages only: there is no template around a prompt")
     special = request.add_special_tokens is not False
@@ -123,6 +135,8 @@ async def _of_messages(serving: Serving, request: TokenizeRequest, size: int) ->
         chat_template_kwargs=request.chat_template_kwargs,
         enable_thinking=request.enable_thinking,
         reasoning_effort=request.reasoning_effort,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
     )
     plan = await frontend.run(lambda: plan_of(frontend, chat), size)
     prompt = await frontend.chat_prompt(
@@ -132,6 +146,7 @@ async def _of_messages(serving: Serving, request: TokenizeRequest, size: int) ->
         tools=plan.tools,
         variables=plan.variables,
         add_generation_prompt=request.add_generation_prompt is not False,
+        continue_final=bool(request.continue_final_message),
     )
     return prompt.ids, plan.unread
 

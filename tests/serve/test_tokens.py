@@ -42,6 +42,10 @@ def text_of(server: RunningServer, tokens: list[int]) -> str:
         ({"prompt": "", "add_special_tokens": False}, []),
         ({"messages": YO}, [1, 4, *ids_of("yo"), EOT, 5]),
         ({"messages": YO, "add_generation_prompt": False}, [1, 4, *ids_of("yo"), EOT]),
+        (
+            {"messages": [*YO, {"role": "assistant", "content": "a"}], "continue_final_message": True},
+            [1, 4, *ids_of("yo"), EOT, 5, *ids_of("a")],
+        ),
         ({"messages": [{"role": "user", "content": "<s>"}]}, [1, 4, *ids_of("<s>"), EOT, 5]),
     ],
 )
@@ -102,7 +106,8 @@ def test_special_tokens_are_spelled(shared: RunningServer) -> None:
         ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "invalid_value", "add_generation_prompt"),
         ("/tokenize", {"prompt": "a", "tools": []}, "invalid_value", "tools"),
         ("/tokenize", {"messages": YO, "add_special_tokens": True}, "invalid_value", "add_special_tokens"),
-        ("/tokenize", {"messages": YO, "continue_final_message": True}, "unsupported_parameter", None),
+        ("/tokenize", {"messages": YO, "continue_final_message": True}, "invalid_value", "continue_final_message"),
+        ("/tokenize", {"messages": YO, "chat_template": "x"}, "unsupported_parameter", "chat_template"),
         ("/tokenize", {"messages": []}, "empty_array", "messages"),
         ("/tokenize", {"messages": [{"role": "tool", "content": "x"}]}, "chat_template_error", "messages"),
         ("/tokenize", {"prompt": 3}, "invalid_value", "prompt"),
