@@ -141,7 +141,7 @@ class _Parser(Parser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m atlas.serve",
-        description="Serve a model over the OpenAI API.",
+        description="Serve a model over the OpenAI and Anthropic APIs.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )

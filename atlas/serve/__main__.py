@@ -1,4 +1,4 @@
-"""`python -m atlas.serve [MODEL]`: serve a model over the OpenAI API."""
+"""`python -m atlas.serve [MODEL]`: serve a model over the OpenAI and Anthropic APIs."""
 
 from __future__ import annotations
 
