@@ -175,7 +175,7 @@ class Metadata(msgspec.Struct):
 class Conversation(msgspec.Struct, kw_only=True):
     """Body of POST /v1/messages/count_tokens: all that makes the prompt. `null` is the same as leaving a field out."""
 
-    messages: Annotated[list[Turn], about("The conversation; the last turn is the user's.", minItems=1)]
+    messages: Annotated[list[Turn], about("The conversation.", minItems=1)]
     model: Annotated[str | None, about("One of the served model's names.")] = None
     system: Annotated[str | list[Text] | None, about("What stands before the conversation.")] = None
     tools: Annotated[list[Tool] | None, about("Functions that the model may call.", maxItems=MAX_TOOLS)] = None
