@@ -8,6 +8,7 @@ interpreter lock; making a `Compiler`'s tokenizer does not, and takes about 0.3 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -30,6 +31,7 @@ WHITESPACE = r" |\n(?: {0,32}|\t{0,8})"
 """What may stand between two parts of a JSON text: nothing, a space, or a new line with indentation. Bounded, because
 small models that are allowed to write whitespace without end do so."""
 
+_CLASS = re.compile(r"\\.|\[\^", re.DOTALL)
 _JSON: Any = {"whitespace_pattern": WHITESPACE, "lenient": False}
 
 LIMITS: dict[str, Any] = {
@@ -123,7 +125,7 @@ def source(grammar: Grammar) -> str:
             case "json_object":
                 return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON)
             case "json_schema":
-                return LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON)
+                return LLMatcher.grammar_from_json_schema(_without_escaped(grammar.text), overrides=_JSON)
             case "regex":
                 return LLMatcher.grammar_from_regex(grammar.text)
             case "choice":
@@ -164,6 +166,37 @@ def tokenizer_of(document: str, ends: Iterable[int]) -> llguidance.LLTokenizer:
         return llguidance.LLTokenizer(document, eos_token=first)
     except ValueError:  # an id that the tokenizer does not have
         return llguidance.LLTokenizer(document)
+
+
+def _without_escaped(schema: str) -> str:
+    """The schema with patterns that mean in llguidance what they say.
+
+    It lets a repeated class of characters that has all control characters match any escape of JSON, also that of a
+    quote or a backslash which the class leaves out, as `[^"]+` does. So negated classes leave out the form feed, too.
+    """
+    return json.dumps(_mended(json.loads(schema))) if "[^" in schema else schema
+
+
+def _mended(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_mended(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {}
+    for name, value in schema.items():
+        if name in ("const", "enum", "default", "examples"):
+            result[name] = value
+        elif name == "pattern" and isinstance(value, str):
+            result[name] = _mended_pattern(value)
+        elif name == "patternProperties" and isinstance(value, dict):
+            result[name] = {_mended_pattern(pattern): _mended(inner) for pattern, inner in value.items()}
+        else:
+            result[name] = _mended(value)
+    return result
+
+
+def _mended_pattern(pattern: str) -> str:
+    return _CLASS.sub(lambda found: found[0] + r"\f" if found[0] == "[^" else found[0], pattern)
 
 
 def _alternatives(text: str) -> str:

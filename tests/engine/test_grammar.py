@@ -20,7 +20,7 @@ from atlas.errors import RequestError
 from tests import tiny_model
 from tests.engine import grammar_model
 from tests.engine.grammar_model import END_THINK, EOS, EOT, THINK, byte_ids, make, text_of
-from tests.engine.schemas import SCHEMAS
+from tests.engine.schemas import SCHEMAS, closed
 
 BACKENDS = ["reference", "cpu"]
 MODES = [(0, 0), (1, 0), (0, 4), (1, 4), (2, 4)]
@@ -97,6 +97,35 @@ def test_noise_follows_other_grammars(model: Path, syntax: str, text: str, patte
     for output in outputs.values():
         assert output.finish_reason == "stop" and re.fullmatch(pattern, text_of(output.token_ids)), output
     assert len({tuple(output.token_ids) for output in outputs.values()}) > 1, "the seeds draw"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(r'^[^"]+$', r"^[^\\]+$", r'^[^"\\]*$', r'^(a|[^"])+$', r'^[^"][^a]$', r'^\[[^"]+\]$', r'^\\[^"]+$'),
+        *("^[a-z]+$", "^[^a]+$", r"^.+$", r"^\S{2}$", r"^[ -~]{2,}$", "a", "^a", "a$", r"^\d+$", r"^[^\s\d]{2}$"),
+    ],
+)
+def test_a_pattern_is_of_the_string_and_not_of_its_escapes(pattern: str) -> None:
+    """llguidance by itself lets an escaped quote pass `[^"]+`."""
+    compiled = grammar_model.compiler().matcher(
+        Grammar("json_schema", json.dumps({"type": "string", "pattern": pattern}))
+    )
+    for text in (
+        *("ab", '"a', 'a"', '""', "\\\\", "\\a", "a\\", "\n\n", '\t"', "é☃", "[b]", '["]', "7", '\\"', " \t"),
+    ):
+        for spelled in {json.dumps(text), json.dumps(text, ensure_ascii=False)}:
+            matcher, ids = compiled.deep_copy(), byte_ids(spelled)
+            if matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting():
+                assert re.search(pattern, text), f"{spelled} is accepted"
+
+
+def test_what_a_schema_says_of_patterns_is_left_alone() -> None:
+    """Data of a schema is no pattern, and a property may be called so."""
+    schema = closed(pattern={"enum": ["[^a]", {"pattern": "[^b]"}]}, x={"const": "[^"})
+    matcher = grammar_model.compiler().matcher(Grammar("json_schema", json.dumps(schema)))
+    text = json.dumps({"pattern": {"pattern": "[^b]"}, "x": "[^"})
+    assert matcher.try_consume_tokens(byte_ids(text)) == len(byte_ids(text)) and matcher.is_stopped()
 
 
 def test_json_has_bounded_whitespace(model: Path) -> None:
