@@ -27,7 +27,7 @@ def json_text(value: str, name: str, parameters: Mapping[str, Any], *, any_type:
     """
     properties = parameters.get("properties")
     schema = properties.get(name) if isinstance(properties, Mapping) else None
-    types = _types(schema, parameters, _DEPTH)
+    types = types_of(schema, parameters)
     if any_type and not types - {"string"}:
         types = _ANY
     return _as_one_of(value, types) or json.dumps(value, ensure_ascii=False)
@@ -47,8 +47,12 @@ def _as_one_of(value: str, types: frozenset[str]) -> str | None:
     return parsed(text) if opening in types else None
 
 
+def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
+    """The JSON types that a part of the schema `root` allows, as far as it says."""
+    return _types(schema, root, _DEPTH)
+
+
 def _types(schema: object, root: Mapping[str, Any], depth: int) -> frozenset[str]:
-    """The JSON types a schema allows, as far as it says."""
     if not isinstance(schema, Mapping) or depth == 0:
         return frozenset()
     reference = schema.get("$ref")
@@ -70,6 +74,15 @@ def _types(schema: object, root: Mapping[str, Any], depth: int) -> frozenset[str
     if "properties" in schema or "additionalProperties" in schema:
         return frozenset({"object"})
     return frozenset({"array"}) if "items" in schema else frozenset()
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """The schema, or what it refers to within `root`."""
+    for _ in range(_DEPTH):
+        if not isinstance(schema, Mapping) or not isinstance(reference := schema.get("$ref"), str):
+            break
+        schema = _resolve(reference, root)
+    return schema
 
 
 def _resolve(reference: str, root: Mapping[str, Any]) -> object:

@@ -8,10 +8,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import llguidance
 import pytest
 
+from atlas.parsers.grammars import tool_grammar
 from tests.presets import templates
 from tests.serve.in_process import Server, joined, make_model
+from tests.serve.serve_harness import EOT
 
 YO: list[dict[str, Any]] = [{"role": "user", "content": "yo"}]
 ARGUMENTS: list[dict[str, Any]] = [
@@ -43,6 +46,16 @@ FAMILIES = {
     "deepseek_v32": templates.chatml(templates.DSML_CALL),
     "mistral": templates.chatml(templates.MISTRAL_CALL),
 }
+
+
+def accepts(server: Server, family: str, text: str) -> bool:
+    """Whether the grammar of forced calls lets a text through."""
+    tokenizer = server.frontend.tokenizer
+    grammar = tool_grammar(family, {"get_weather": TOOL["function"]["parameters"]}, special={}, one=True)
+    guidance = llguidance.LLTokenizer(tokenizer.show(frozenset()).to_str(), eos_token=EOT)
+    matcher = llguidance.LLMatcher(guidance, llguidance.LLMatcher.grammar_from_lark(grammar), log_level=0)
+    ids = tokenizer.encode_plain(text)
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
