@@ -86,14 +86,19 @@ class Rules:
         return f"{letter}{self._names}"
 
 
-def tool_grammar(format_name: str, schemas: Mapping[str, Schema], *, special: Special, one: bool) -> str:
+def tool_grammar(
+    format_name: str, schemas: Mapping[str, Schema], *, special: Special, one: bool, otherwise: str = ""
+) -> str:
     """A grammar of calls of these tools, at least one of them.
 
     format_name: of `TOOL_FORMATS`.  schemas: name -> JSON schema of the arguments; at least one.
     special: the tokenizer's special tokens, text -> id.  one: there is exactly one call.
+    otherwise: the body of a rule, for an answer that may be this instead.
     """
     rules = Rules(special)
     start = _FORMATS[format_name](rules, schemas, one)
+    if otherwise:
+        start = f"{rules.rule(start)} | {rules.rule(otherwise)}"
     rules.rule(start, name="start")
     return rules.text()
 
@@ -371,13 +376,13 @@ def _limits(part: Schema, frame: str) -> list[str]:
         end = "" if pattern.endswith("$") and not pattern.endswith("\\$") else "(?s:.*)"
         inside = pattern.removeprefix("^")
         inside = inside if end else inside.removesuffix("$")
-        limits.append(f"/{begin}({_slashed(inside)}){end}/")
+        limits.append(f"/{begin}({slashed(inside)}){end}/")
     if limits and not frame:
         limits.append(r"~/\n(?s:.*)/ & ~/(?s:.*)\n/")
     return limits
 
 
-def _slashed(pattern: str) -> str:
+def slashed(pattern: str) -> str:
     """A regular expression that can stand between slashes."""
     escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], pattern, flags=re.DOTALL)
     return escaped.replace("\n", "\\n")

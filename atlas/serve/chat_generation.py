@@ -6,24 +6,24 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from atlas.engine.sampling import Thinking
 from atlas.errors import RequestError
 from atlas.parsers import AnswerParser, Markers, ToolFormat, shown_words
+from atlas.serve.answer_grammar import answer_grammar
 from atlas.serve.errors import ApiError, invalid, unsupported
 from atlas.serve.frontend import ChatPrompt, Frontend
 from atlas.serve.generation import Job
-from atlas.serve.grammars import grammar_of
 from atlas.serve.jobs import make_jobs
 from atlas.serve.openai.requests import ChatRequest
 from atlas.serve.reasoning import Reasoning, marker_ids, reasoning_of
 from atlas.serve.sampling import check
 from atlas.serve.service import Service, Serving
 from atlas.text.messages import guard_all
-from atlas.text.tools import Tool, check_tools, chosen
+from atlas.text.tools import NamedTool, Tool, check_tools, chosen
 
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 
@@ -44,6 +44,7 @@ class Plan(msgspec.Struct, frozen=True):
     tools: those that the template gets.  schemas: name -> JSON schema of the arguments.
     format: how calls are written; None: no call may be made.  markers: around reasoning; None: there is none.
     variables: for the template.  unread: paths of what the template does not ask for.
+    choice: whether a call may or must be made.  one: it is one call and no more.
     """
 
     tools: list[Tool]
@@ -53,6 +54,15 @@ class Plan(msgspec.Struct, frozen=True):
     reasoning: Reasoning
     variables: dict[str, Any]
     unread: list[str]
+    choice: Literal["none", "auto", "required"] | NamedTool = "none"
+    one: bool = False
+
+    @property
+    def callable(self) -> dict[str, dict[str, Any]]:
+        """The schemas of those tools that may be called."""
+        if not isinstance(self.choice, NamedTool):
+            return self.schemas
+        return {self.choice.function.name: self.schemas[self.choice.function.name]}
 
 
 async def prepare(
@@ -87,17 +97,23 @@ async def prepare(
         headers = service.report_ignored([*ignored, *plan.unread])
         prompt = await chat_prompt(serving, request, plan, body_size)
         inside = plan.markers is not None and _begins_inside(plan.markers, request, prompt.text)
-        wanted = grammar_of(request)
-        grammar = await frontend.grammars.check(wanted) if wanted is not None else None
+        grammar = await answer_grammar(
+            frontend.grammars,
+            request,
+            frontend.presets.tool_format if plan.format is not None else None,
+            plan.callable,
+            frontend.tokenizer.special_tokens,
+            forced=plan.choice not in ("none", "auto"),
+            one=plan.one,
+        )
         thinking = _thinking(frontend, plan, inside, grammar is not None)
         params = msgspec.structs.replace(sampling.params, thinking=thinking, grammar=grammar)
         sampling = msgspec.structs.replace(sampling, params=params)
         jobs, notes = make_jobs([prompt.ids], sampling, ready.max_context)
         if plan.format is not None or plan.markers is not None:
             parser = partial(AnswerParser, plan.format, plan.schemas, plan.markers, inside=inside)
-            one_call = plan.format is not None and request.parallel_tool_calls is False
             shown = shown_words(plan.format, plan.markers)
-            jobs = [msgspec.structs.replace(job, parser=parser, shown=shown, one_call=one_call) for job in jobs]
+            jobs = [msgspec.structs.replace(job, parser=parser, shown=shown, one_call=plan.one) for job in jobs]
     return Prepared(jobs, headers | notes)
 
 
@@ -136,10 +152,9 @@ def plan_of(frontend: Frontend, request: ChatRequest) -> Plan:
     if presets.parser is None:
         fix = "name the format that the model writes calls in with --tool-parser"
         raise unsupported("tools", "a model whose tool calls have no known format", fix)
-    if choice != "auto":
-        raise unsupported("tool_choice", "a forced call", 'say "auto" or leave it out')
     schemas = {tool.function.name: schemas[tool.function.name] for tool in tools}
-    return Plan(tools, schemas, presets.parser, markers, reasoning, variables, unread)
+    one = request.parallel_tool_calls is False or isinstance(choice, NamedTool)
+    return Plan(tools, schemas, presets.parser, markers, reasoning, variables, unread, choice, one)
 
 
 def _guarded(frontend: Frontend, variables: Mapping[str, Any]) -> dict[str, Any]:

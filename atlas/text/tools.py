@@ -16,7 +16,7 @@ MAX_TOOLS = 1024
 class Function(msgspec.Struct):
     """What a function is called, and the JSON schema of its arguments; none: it takes none.
 
-    strict: forced calls keep to the schema with it and without it: docs/tools.md.
+    strict: read and not needed: forced calls keep to the schema anyway, others do with neither (docs/tools.md).
     """
 
     name: str

@@ -1,0 +1,63 @@
+"""The grammar of a chat answer: of its text, of calls that are forced, or of either."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atlas.engine.grammar import WHITESPACE
+from atlas.engine.sampling import Grammar
+from atlas.parsers.grammars import slashed, tool_grammar
+from atlas.serve.errors import ApiError, invalid
+from atlas.serve.grammars import GrammarChecker, Wanted, grammar_of, schema_of
+from atlas.serve.openai.requests import ChatRequest
+
+
+async def answer_grammar(
+    checker: GrammarChecker,
+    request: ChatRequest,
+    format_name: str | None,
+    schemas: Mapping[str, Mapping[str, Any]],
+    special: Mapping[str, int],
+    *,
+    forced: bool,
+    one: bool,
+) -> Grammar | None:
+    """Checked; None: the answer may be any text.
+
+    format_name, schemas: of the calls that may be made; None: none may.  special: the tokenizer's special tokens.
+    forced: the answer is calls and nothing else.  one: it is at most one call.
+
+    Raises:
+        ApiError: 400; the grammar is wrong or too large, with the path of the field.
+    """
+    wanted = grammar_of(request)
+    text = None if wanted is None else await checker.check(wanted)
+    if format_name is None or (text is None and not forced):
+        return text
+    # What the text must be says nothing of calls: with both, the model chooses by its first token.
+    otherwise = _body(text, wanted.where) if wanted and text and not forced else ""
+    calls = tool_grammar(format_name, schemas, special=special, one=one, otherwise=otherwise)
+    try:
+        return await checker.check(Wanted(Grammar("lark", calls), "tools"))
+    except ApiError:
+        for position, tool in enumerate(request.tools or []):  # which of them is it?
+            await checker.check(schema_of(tool.function.parameters or {}, f"tools[{position}].function.parameters"))
+        raise
+
+
+def _body(grammar: Grammar, where: str) -> str:
+    """The grammar as the body of a rule. Raises ApiError 400 for one that is a whole set of rules."""
+    if grammar.syntax in ("json_object", "json_schema"):
+        schema: dict[str, Any] = json.loads(grammar.text) if grammar.text else {"type": "object"}
+        guidance = {"whitespace_pattern": WHITESPACE, "lenient": False}
+        return f"%json {json.dumps({**schema, 'x-guidance': guidance}, ensure_ascii=False)}"
+    if grammar.syntax == "regex":
+        return f"/{slashed(grammar.text)}/"
+    if grammar.syntax == "choice":
+        choices: Sequence[str] = json.loads(grammar.text)
+        return " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    found = f"a grammar ({grammar.syntax}) beside tools that may be called"
+    accepted = 'a JSON schema, a regular expression or choices, or tool_choice "none"'
+    raise invalid(where, found, accepted, code="conflicting_parameters")
