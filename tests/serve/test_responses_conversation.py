@@ -263,7 +263,6 @@ PART = {"role": "user", "content": [{"type": "input_image", "image_url": "data:x
         ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name", "missing_required_parameter"),
         ({"input": "x", "tool_choice": "any"}, "tool_choice", "invalid_value"),
         ({"input": "x", "tool_choice": {"type": "mcp"}}, "tool_choice.type", "unsupported_parameter"),
-        ({"input": "x", "truncation": "auto"}, "truncation", "unsupported_parameter"),
         ({"input": "x", "truncation": "some"}, "truncation", "invalid_value"),
         ({"input": "x", "service_tier": "flex"}, "service_tier", "unsupported_parameter"),
         ({"input": "x", "text": {"verbosity": "high"}}, "text.verbosity", "unsupported_parameter"),

@@ -67,6 +67,7 @@ def opening(**changes: Any) -> ResponseObject:
         "tools": [],
         "top_logprobs": 0,
         "top_p": 1.0,
+        "truncation": "disabled",
         "user": None,
     }
     return ResponseObject(**{**fields, **changes})

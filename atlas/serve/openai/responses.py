@@ -32,6 +32,7 @@ from atlas.serve.openai.responses_items import (
 from atlas.serve.openai.responses_making import Making
 from atlas.serve.openai.responses_objects import InputItemList, InputTokenCount, ResponseDeleted
 from atlas.serve.openai.responses_request import INCLUDABLE, LOGPROBS, SEALED, ResponseRequest, chat_request, parse
+from atlas.serve.openai.responses_truncation import fit
 from atlas.serve.service import Service, Serving
 
 MAX_PAGE = 100
@@ -175,8 +176,17 @@ async def _ask(http: Request, service: Service, serving: Serving, client: str) -
             conversation.instruct(request.instructions, knows_developer=knows_developer)
         return conversation
 
-    chat, names = chat_request(request, await serving.frontend.run(converse, size))
-    prepared = await prepare(service, serving, chat, size, ignored=ignored, fields=names)
+    async def prepared_of(conversation: Conversation) -> Prepared:
+        chat, names = chat_request(request, conversation)
+        return await prepare(service, serving, chat, size, ignored=ignored, fields=names)
+
+    conversation = await serving.frontend.run(converse, size)
+    if request.truncation == "auto":
+        # Without a wish of the client's, an answer of some length must have room.
+        room = request.max_output_tokens or serving.ready.max_context // 8
+        prepared = await fit(conversation, prepared_of, room)
+    else:
+        prepared = await prepared_of(conversation)
     return _Asked(request, prepared, items, history)
 
 

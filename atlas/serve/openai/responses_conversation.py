@@ -51,6 +51,25 @@ class Conversation:
         self.messages.insert(0, ChatMessage("system", "\n\n".join(texts)))
         self.where.insert(0, "instructions")
 
+    def cuts(self) -> list[int]:
+        """How many messages may go from the beginning, the system's not counted: up to each one of the user's, but for
+        the first."""
+        start = self._start()
+        users = [place for place, message in enumerate(self.messages) if message.role == "user"]
+        return [place - start for place in users if place > start]
+
+    def without(self, cut: int) -> Conversation:
+        """The same with `cut` messages less at the beginning, behind the system's."""
+        other, start = Conversation(), self._start()
+        other.messages = self.messages[:start] + self.messages[start + cut :]
+        other.where = self.where[:start] + self.where[start + cut :]
+        return other
+
+    def _start(self) -> int:
+        """How many system messages there are at the beginning."""
+        others = (n for n, message in enumerate(self.messages) if message.role not in ("system", "developer"))
+        return next(others, len(self.messages))
+
     def _add(self, item: Item, where: str) -> None:
         match item:
             case MessageItem(role="assistant"):

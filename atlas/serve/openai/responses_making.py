@@ -167,5 +167,6 @@ def _opening(model: str, request: ResponseRequest, sampling: SamplingParams) -> 
         tools=[msgspec.to_builtins(tool) for tool in request.tools or ()],
         top_logprobs=request.top_logprobs or 0,
         top_p=sampling.top_p,
+        truncation=request.truncation or "disabled",
         user=request.user,
     )

@@ -79,7 +79,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[dict[str, Any]]
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"]
     user: str | None
 
 

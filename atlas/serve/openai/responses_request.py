@@ -140,7 +140,10 @@ class ResponseRequest(SamplingFields, kw_only=True):
         dict[str, str] | None,
         about("Given back with the response.", maxProperties=MAX_METADATA),
     ] = None
-    truncation: Annotated[Literal["disabled"] | None, about("Input that does not fit is refused.")] = None
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None,
+        about("auto: a conversation that does not fit loses its beginning; else it is refused."),
+    ] = None
     service_tier: Annotated[Literal["auto", "default"] | None, about("There is one.")] = None
     safety_identifier: Annotated[str | None, about("Given back; the answer does not depend on it.")] = None
     prompt_cache_key: Annotated[
@@ -217,8 +220,6 @@ def _check_kinds(value: dict[str, Any]) -> None:
     kind = choice.get("type") if isinstance(choice, dict) else None
     if isinstance(kind, str) and kind not in ("function", "allowed_tools"):
         raise unsupported("tool_choice.type", repr(kind[:80]), "name a function, or leave it out")
-    if value.get("truncation") == "auto":
-        raise unsupported("truncation", '"auto"', 'say "disabled", and leave items of the input out')
     tier = value.get("service_tier")
     if isinstance(tier, str) and tier not in ("auto", "default"):
         raise unsupported("service_tier", repr(tier[:80]))
