@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import openai
+import pydantic
 import pytest
 
 from tests.clients.asking import CAPITAL, GREEDY, STORY, TURNS
@@ -164,6 +165,22 @@ def test_calls_and_results_in_the_history(claude: anthropic.Anthropic, client: o
     message = claude.messages.create(messages=history, tools=[WEATHER], **SHORT)
     assert message.usage.input_tokens == answer.usage.prompt_tokens
     assert text_of(message) == answer.choices[0].message.content
+
+
+class Animal(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    kind: Literal["cat", "dog"]
+    wild: bool
+
+
+def test_structured_output(claude: anthropic.Anthropic) -> None:
+    options: Any = {**SHORT, "max_tokens": 40, "messages": [{"role": "user", "content": "Describe a cat."}]}
+    parsed = claude.messages.parse(output_format=Animal, **options)
+    assert isinstance(parsed.parsed_output, Animal) and parsed.stop_reason == "end_turn"
+    config: Any = {"format": {"type": "json_schema", "schema": Animal.model_json_schema()}}
+    with claude.messages.stream(output_config=config, **options) as stream:
+        text = "".join(stream.text_stream)
+    assert Animal.model_validate_json(text) == parsed.parsed_output
 
 
 def test_the_models(claude: anthropic.Anthropic) -> None:

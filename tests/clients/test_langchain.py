@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
@@ -102,6 +103,22 @@ def test_the_plain_model(server: RealServer) -> None:
     model = OpenAI(model=MODEL, base_url=server.url + "/v1", api_key="none", temperature=0, max_tokens=6)
     text = model.invoke("The capital of France is")
     assert text.startswith(" Paris") and "".join(model.stream("The capital of France is")) == text
+
+
+class Animal(pydantic.BaseModel):
+    """An animal."""
+
+    kind: Literal["cat", "dog"]
+    legs: int = pydantic.Field(ge=0, le=8)
+
+
+def test_structured_output(model: ChatOpenAI) -> None:
+    chain = ChatOpenAI(
+        model=MODEL, base_url=str(model.openai_api_base), api_key="none", temperature=0, max_tokens=40
+    ).with_structured_output(Animal, method="json_schema")
+    animal = chain.invoke("Describe a cat.")
+    assert isinstance(animal, Animal) and 0 <= animal.legs <= 8
+    assert list(chain.stream("Describe a cat."))[-1] == animal
 
 
 def test_an_error_is_the_clients_own(model: ChatOpenAI) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 
@@ -24,6 +25,7 @@ Run = Callable[..., str]
 def run(server: RealServer, tmp_path: Path) -> Run:
     """Runs `llm` with a home of its own."""
     entries = [{"model_id": "atlas", "model_name": MODEL, "api_base": server.url + "/v1"}]
+    entries[0] |= {"supports_schema": True, "supports_tools": True}  # type: ignore[dict-item]
     entries.append({**entries[0], "model_id": "atlas-text", "completion": True})  # type: ignore[dict-item]
     (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(entries))  # JSON is YAML
 
@@ -84,6 +86,19 @@ def test_a_text_completion(run: Run, client: openai.OpenAI) -> None:
     prompt = "The capital of France is"
     expected = client.completions.create(prompt=prompt, **GREEDY).choices[0].text
     assert run("-m", "atlas-text", *OPTIONS, prompt) == expected
+
+
+def test_a_schema(run: Run) -> None:
+    options = [*OPTIONS[:3], "-o", "max_tokens", "60"]
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"enum": ["cat", "dog"]}, "legs": {"type": "integer", "minimum": 0, "maximum": 8}},
+        "required": ["kind", "legs"],
+        "additionalProperties": False,
+    }
+    streamed = run("-m", "atlas", *options, "--schema", json.dumps(schema), "Describe a cat.")
+    jsonschema.validate(json.loads(streamed), schema)
+    assert run("-m", "atlas", "--no-stream", *options, "--schema", json.dumps(schema), "Describe a cat.") == streamed
 
 
 def test_an_interactive_chat(run: Run) -> None:
