@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -89,7 +90,8 @@ async def tokenize(http: Request, service: Service) -> Response:
     taken too."""
     serving = service.require()
     body = await read_body(http)
-    request, ignored = parse(body, TokenizeRequest, TOKENIZE_REFUSED)
+    read = partial(parse, body, TokenizeRequest, TOKENIZE_REFUSED)
+    request, ignored = await serving.frontend.run(read, len(body))
     service.check_model(request.model)
     if request.messages is None:
         headers = service.report_ignored(ignored)
@@ -155,7 +157,7 @@ async def detokenize(http: Request, service: Service) -> Response:
     """The text that ids stand for. Of ids that are parts of characters it has U+FFFD."""
     serving = service.require()
     body = await read_body(http)
-    request, ignored = parse(body, DetokenizeRequest)
+    request, ignored = await serving.frontend.run(partial(parse, body, DetokenizeRequest), len(body))
     headers = service.report_ignored(ignored)
     service.check_model(request.model)
     vocab_size = serving.ready.vocab_size

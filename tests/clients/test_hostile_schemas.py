@@ -17,8 +17,8 @@ from tests.serve.serve_harness import ANSWER, RunningServer, behaviour, make_che
 PATH = "/v1/chat/completions"
 YO: Any = [{"role": "user", "content": "yo"}]
 MOST_SECONDS = 15.0
-MOST_STALL = 1.5
-"""Seconds that a health check may take meanwhile: not the cost of the work, but of two cores that share it."""
+MOST_STALL = 5.0
+"""Seconds that a health check may take meanwhile. It is half a second at worst, but for machines that do much else."""
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +130,9 @@ CONVERSATIONS: dict[str, Any] = {
             },
         ]
     },
+    "10 million lists": {"unknown": [[]] * 10_000_000},
+    "a million keys": {f"k{i}": 1 for i in range(1_000_000)},
+    "half a million parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 500_000}]},
     "deep variables": {"chat_template_kwargs": {"a": json.loads("[" * 400 + "]" * 400)}},
     "n": {"n": 1_000_000},
     "100,000 biases": {"logit_bias": {str(i): 1 for i in range(100_000)}},
@@ -166,7 +169,7 @@ class Watch(threading.Thread):
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_costs_little_and_nobody_waits(server: RunningServer, name: str) -> None:
-    body = json.dumps({"messages": YO, "max_tokens": 5, **CASES[name]}).encode()
+    body = json.dumps({"messages": YO, "max_tokens": 5, **CASES[name]}, separators=(",", ":")).encode()
     watch = Watch(server.url)
     watch.start()
     started = time.monotonic()

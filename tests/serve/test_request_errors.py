@@ -146,7 +146,7 @@ COMMON_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
 
 TEXT_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"prompt": None}, "prompt", ["str", "null"]),
-    ({"prompt": []}, "prompt", ["0 prompts"]),
+    ({"prompt": []}, "prompt", ["0 entries"]),
     ({"prompt": [[]]}, "prompt[0]", ["no tokens"]),
     ({"prompt": [1.5]}, "prompt[0]", ["float"]),
     ({"prompt": [1, "a"]}, "prompt[1]", ["str"]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -100,7 +102,7 @@ async def chat_completions(http: Request, service: Service) -> Response:
     """Render the conversation with the model's template and answer it."""
     serving = service.require()
     body = await read_body(http)
-    request, ignored = parse(body, ChatRequest)
+    request, ignored = await serving.frontend.run(partial(parse, body, ChatRequest), len(body))
     prepared = await prepare(service, serving, request, len(body), ignored=ignored)
     form = ChatFormat(serving.frontend.tokenizer)
     return await respond(http, service, serving, request, prepared.jobs, form, prepared.headers)

@@ -88,7 +88,7 @@ async def completions(http: Request, service: Service) -> Response:
     """Continue one or several prompts, given as text or as token ids."""
     serving = service.require()
     body = await read_body(http)
-    request, ignored = parse(body, CompletionRequest)
+    request, ignored = await serving.frontend.run(partial(parse, body, CompletionRequest), len(body))
     headers = service.report_ignored(ignored)
     service.check_model(request.model)
     ready = serving.ready

@@ -8,6 +8,7 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -77,7 +78,8 @@ async def embeddings(http: Request, service: Service) -> Response:
     """Raises ApiError 501 where the engine's backend cannot do it."""
     serving = service.require()
     body = await read_body(http)
-    request, ignored = parse(body, EmbeddingRequest, EMBEDDINGS_REFUSED)
+    read = partial(parse, body, EmbeddingRequest, EMBEDDINGS_REFUSED)
+    request, ignored = await serving.frontend.run(read, len(body))
     headers = service.report_ignored(ignored)
     service.check_model(request.model)
     size = serving.ready.embedding_size

@@ -1,0 +1,72 @@
+"""Bodies of megabytes: read in a thread, so that streams go on, and without the collector, which would take most of
+the time that millions of small values cost."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from atlas.serve import body as body_module
+from atlas.serve.body import LARGE_BODY, parse
+from atlas.serve.errors import ApiError
+from atlas.serve.frontend import LARGE_TEXT
+from atlas.serve.openai.requests import ChatRequest
+from atlas.serve.routes import ENDPOINTS
+from tests.serve.in_process import Server, make_model
+
+POSTS = [endpoint.path for endpoint in ENDPOINTS if endpoint.body is not None]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Server:
+    return Server(make_model(tmp_path_factory.mktemp("large") / "model"))
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_it_is_read_in_a_thread(server: Server, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = body_module.msgspec.json.decode
+    threads: list[threading.Thread] = []
+
+    def seen(data: Any, **options: Any) -> Any:
+        if len(data) > LARGE_TEXT:
+            threads.append(threading.current_thread())
+        return decode(data, **options)
+
+    monkeypatch.setattr(body_module.msgspec.json, "decode", seen)
+
+    async def post() -> httpx.Response:
+        content = json.dumps({"unknown": ["x" * 9] * (LARGE_TEXT // 8)})
+        return await server.http.post(path, content=content, headers={"content-type": "application/json"})
+
+    assert asyncio.run(post()).status_code == 400  # what the endpoint needs is missing
+    assert len(threads) == 1 and threads[0] is not threading.main_thread()
+
+
+def test_nothing_is_collected_meanwhile(tmp_path: Path) -> None:
+    collections = []
+
+    def count(phase: str, _: Any) -> None:
+        collections.append(phase)
+
+    text = b'{"messages": [], "x": [' + b"[]," * LARGE_BODY + b"1]}"
+    gc.collect()
+    gc.callbacks.append(count)
+    try:
+        parse(text, ChatRequest)
+        assert len(collections) < 4
+        for broken in (text[:-1], text.replace(b'"messages": []', b'"messages": 5')):
+            with pytest.raises(ApiError):
+                parse(broken, ChatRequest)
+            assert gc.isenabled()
+        msgspec.json.decode(text)
+        assert len(collections) > 20  # what it would be
+    finally:
+        gc.callbacks.remove(count)
