@@ -20,7 +20,6 @@ from atlas.engine.engine import Engine
 from atlas.engine.grammar import compiler_of
 from atlas.engine.messages import Stats
 from atlas.engine.sampling import Grammar
-from atlas.engine.sampling_defaults import SamplingDefaults
 from atlas.errors import CheckpointError, RequestError
 from atlas.llm import prompts as prompting
 from atlas.llm import scoring
@@ -30,6 +29,7 @@ from atlas.llm.outputs import RequestOutput, StreamOutput
 from atlas.llm.prompts import Prompt
 from atlas.llm.sampling_params import SamplingParams
 from atlas.llm.scoring import Array, Perplexity, Scored
+from atlas.presets import Presets
 from atlas.runtime.extension import start_driver
 from atlas.runtime.progress import WeightsBar
 from atlas.runtime.runner import Runner, RunnerOptions
@@ -62,7 +62,7 @@ class LLM:
 
     Attributes:
         model, backend, kernel_set: what was loaded, on what.   max_context: tokens of prompt and answer together.
-        vocab_size: rows of the logits.   default_sampling_params: those of the model's makers.
+        vocab_size: rows of the logits.   default_sampling_params: the server's defaults (docs/defaults.md).
         engine_thread: the engine's owner, for tools that measure (atlas/bench).
 
     `close()` (or the `with` statement) ends the thread and frees the memory; so does dropping the last reference.
@@ -79,14 +79,14 @@ class LLM:
             self._tokenizer, self._no_tokenizer = _open_tokenizer(checkpoint)
             configured = end_ids(checkpoint.generation_config, checkpoint.config)
             self._ends = self._tokenizer.eos_token_ids if self._tokenizer else configured
-            defaults = SamplingDefaults.of_model(checkpoint.generation_config)
+            self._template = _open_template(self._tokenizer)
+            self._presets = Presets.of(checkpoint.config, checkpoint.generation_config, self._template, config)
             limits = dataclasses.replace(
                 RunnerOptions.of(config.engine(path)), max_logits=max(config.max_seqs or 0, _LOGIT_ROWS)
             )
             runner = Runner.load(checkpoint, limits, weights_progress=WeightsBar())
         self._compiler = compiler_of(path)
-        self._template: ChatTemplate | None = None
-        self.default_sampling_params = SamplingParams.of_model(defaults)
+        self.default_sampling_params = SamplingParams.of_model(self._presets.sampling())
         self.model = config.model_name
         self.max_context, self.vocab_size = runner.max_context, runner.config.shape.vocab_size
         self.backend, self.kernel_set = runner.backend.describe(), runner.choice.name
@@ -194,7 +194,8 @@ class LLM:
             messages: a list of messages as the OpenAI API has them ({"role": ..., "content": ...}), or several
                 such lists.
             tools: function definitions for the template, as the OpenAI API has them.
-            chat_template_kwargs: more names for the template, such as enable_thinking.
+            chat_template_kwargs: more names for the template, such as enable_thinking, which without
+                sampling_params chooses the sampling too.
 
         The rest is as for `generate`.
 
@@ -211,6 +212,11 @@ class LLM:
             prompting.render(where, part, tokenizer, template, tools, chat_template_kwargs, self.max_context)
             for where, part in named or [("messages", messages)]
         ]
+        if sampling_params is None:
+            said = (chat_template_kwargs or {}).get(self._presets.switches.thinking or "")
+            thinks = said if isinstance(said, bool) else self._presets.thinks
+            if thinks != self._presets.thinks:
+                sampling_params = SamplingParams.of_model(self._presets.sampling(thinks))
         return self._answer(checked, sampling_params, progress, stream)
 
     def _answer(
@@ -403,6 +409,16 @@ class LLM:
                 raise CheckpointError("chat template", "this model has none", fix="use generate")
             self._template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens_map)
         return self._template
+
+
+def _open_template(tokenizer: Tokenizer | None) -> ChatTemplate | None:
+    """A model without a usable template still completes texts; the reason is told where a chat is asked for."""
+    if tokenizer is None or tokenizer.chat_template is None:
+        return None
+    try:
+        return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens_map)
+    except CheckpointError:
+        return None
 
 
 def _open_tokenizer(checkpoint: Checkpoint) -> tuple[Tokenizer | None, str]:

@@ -76,7 +76,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @classmethod
     def of_model(cls, defaults: SamplingDefaults) -> SamplingParams:
-        """What the model's makers recommend (generation_config.json), until the context is full."""
+        """What the model's makers recommend (docs/defaults.md), until the context is full."""
         return cls(
             max_tokens=None,
             temperature=defaults.temperature,
@@ -84,6 +84,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             top_k=defaults.top_k,
             min_p=defaults.min_p,
             repetition_penalty=defaults.repetition_penalty,
+            presence_penalty=defaults.presence_penalty,
+            frequency_penalty=defaults.frequency_penalty,
         )
 
     def choices(self, room: int, ends: Sequence[int], vocab_size: int) -> list[engine.SamplingParams]:

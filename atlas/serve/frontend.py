@@ -14,11 +14,11 @@ from atlas.config import Origin, ServeConfig
 from atlas.engine.sampling_defaults import SamplingDefaults
 from atlas.errors import CheckpointError, ConfigError, RequestError
 from atlas.parsers import shown_words
+from atlas.presets import Presets
 from atlas.serve.errors import ApiError, invalid
 from atlas.serve.grammar_worker import Vocabulary
 from atlas.serve.grammars import GrammarChecker
 from atlas.serve.offload import Offload
-from atlas.serve.presets import Presets
 from atlas.text.chat_template import ChatTemplate
 from atlas.text.messages import ChatMessage, guard_all, turns
 from atlas.text.tools import Tool, definitions

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from atlas.errors import RequestError
+from atlas.presets import Asked, Presets
 from atlas.serve.errors import invalid, unsupported
 from atlas.serve.openai.requests import ChatRequest
-from atlas.serve.presets import Asked, Presets
 from atlas.tokenizer import Tokenizer
 
 

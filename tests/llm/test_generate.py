@@ -19,10 +19,13 @@ from atlas.engine.engine import Engine
 from atlas.engine.messages import SamplingParams as EngineParams
 from atlas.errors import AtlasError, CheckpointError, RequestError
 from atlas.llm import LLM, RequestOutput, SamplingParams
+from atlas.presets import library, presets
 from atlas.runtime.runner import Runner, RunnerOptions
+from atlas.targets.tree import kernels_root
 from atlas.weights import open_checkpoint
 from tests import tiny_model
 from tests.llm.conftest import make_model
+from tests.presets import templates
 from tests.serve.serve_harness import eventually
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -273,6 +276,33 @@ def test_tools_and_variables_reach_the_template(tmp_path: Path) -> None:
         for variables in (5, ["a"], {"a": "\ud83d"}):
             with pytest.raises(RequestError, match="^chat_template_kwargs: "):
                 llm.chat(talk, GREEDY, chat_template_kwargs=variables)  # type: ignore[arg-type]
+
+
+def test_defaults_are_the_servers_and_follow_the_thinking_switch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_model(tmp_path / "m")
+    (folder / "chat_template.jinja").write_text(templates.QWEN3)
+    (qwen3,) = (preset for preset in library.read(kernels_root()) if preset.name == "qwen3")
+    llama = msgspec.structs.replace(qwen3.match, architectures=("LlamaForCausalLM",))
+    monkeypatch.setattr(presets, "_known", lambda: (msgspec.structs.replace(qwen3, match=llama),))
+    seen: list[SamplingParams] = []
+    answer = LLM._answer
+
+    def spy(self: LLM, prompts: Any, sampling: Any, *rest: Any) -> Any:
+        seen.extend(self._params(prompts, sampling))
+        return answer(self, prompts, sampling, *rest)
+
+    monkeypatch.setattr(LLM, "_answer", spy)
+    talk = [{"role": "user", "content": "q"}]
+    with LLM(folder, backend="cpu", quant="f32", max_seqs=2, max_context=96) as llm:
+        for kwargs in (None, {"enable_thinking": True}, {"enable_thinking": False}):
+            llm.chat(talk, chat_template_kwargs=kwargs)
+        llm.generate("q")
+        assert [(p.temperature, p.top_p) for p in seen] == [(0.6, 0.95), (0.6, 0.95), (0.7, 0.8), (0.6, 0.95)]
+        llm.default_sampling_params = SamplingParams(max_tokens=1, temperature=0.1)
+        llm.chat(talk)
+        assert seen[-1].temperature == 0.1
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atlas.config import ServeConfig
+from atlas.presets import Presets
 from atlas.serve.anthropic.requests import SAMPLING, MessagesRequest, read
 from atlas.serve.anthropic.translate import Translation, callers_words, translate
 from atlas.serve.errors import ApiError, invalid
 from atlas.serve.openai.requests import ChatRequest
-from atlas.serve.presets import Presets
 from atlas.serve.reasoning import reasoning_of
 from atlas.text.chat_template import ChatTemplate
 from atlas.text.messages import turns as messages_for_templates

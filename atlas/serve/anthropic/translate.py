@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from atlas.presets import Presets
 from atlas.serve.anthropic.offered_tools import offered_tools
 from atlas.serve.anthropic.requests import (
     SAMPLING,
@@ -23,7 +24,6 @@ from atlas.serve.anthropic.requests import (
 from atlas.serve.anthropic.turns import Turns
 from atlas.serve.errors import ApiError, invalid
 from atlas.serve.openai.requests import ChatRequest, Effort, ThinkingOptions
-from atlas.serve.presets import Presets
 from atlas.text.tools import Function, FunctionName, NamedTool, Tool
 
 _EFFORTS: dict[str, Effort] = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}

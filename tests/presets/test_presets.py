@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from atlas.config import ReasoningParser, ServeConfig, ToolParser, load
 from atlas.errors import ConfigError, RequestError
 from atlas.parsers import MARKERS, TOOL_FORMATS
-from atlas.serve.presets import EFFORT, EFFORTS, Asked, Presets
+from atlas.presets import EFFORT, EFFORTS, Asked, Presets
 from atlas.text.chat_template import ChatTemplate
 from tests.presets import templates as known
 
