@@ -129,7 +129,8 @@ def test_every_field_reaches_the_engine() -> None:
     assert second == msgspec.structs.replace(first, seed=choice_seed(11, 1), prompt_logprobs=None)
     fields = {*EngineParams.__struct_fields__}
     others = {"stop_token_ids", "grammar"}
-    unreachable = {"thinking", "priority"}  # all of a call are equal; a prompt of its own may say how thinking ends
+    # All of a call are equal; a prompt of its own may say how thinking ends; embeddings are not text.
+    unreachable = {"thinking", "priority", "pooling"}
     assert fields - unreachable <= {*given, *others}, "a field of the engine that this test does not know"
 
 
