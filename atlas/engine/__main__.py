@@ -8,11 +8,14 @@ be sent yet stays in a buffer.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import logging
 import os
 import select
+import signal
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +30,9 @@ from atlas.runtime.extension import start_driver
 
 if TYPE_CHECKING:
     from atlas.engine.engine import Engine
+
+_PR_SET_PDEATHSIG = 1
+"""Of `prctl`: `linux/prctl.h`."""
 
 _log = logging.getLogger("atlas.engine")
 
@@ -177,13 +183,21 @@ def serve(channel: Channel, engine: Engine) -> None:
                 channel.send(messages.StepOutput(outputs))
 
 
+def _end_with_parent() -> None:
+    """Have the system kill this process when the API process is killed. It would see its socket closed, but not while
+    it hangs in a driver."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m atlas.engine", description=__doc__)
     parser.add_argument("--socket", required=True, help="unix socket of the API process")
     arguments = parser.parse_args()
     logs.configure(os.environ.get("ATLAS_LOG_LEVEL", "info"), os.environ.get(logs.FORMAT_VARIABLE, "text"), "engine")
+    _end_with_parent()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(arguments.socket)
+    connection.connect(arguments.socket)  # fails where the parent is dead already
     channel = Channel(connection)
     try:
         received = channel.receive(wait=True)

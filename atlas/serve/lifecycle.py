@@ -235,16 +235,21 @@ class Server:
 
     async def _drain(self, engine: EngineClient) -> None:
         self._service.draining = True
-        if self._service.active:
-            logger.info("finishing %d requests (at most %g s)", self._service.active, self._config.drain_timeout)
+        if working := self._working:
+            logger.info("finishing %d requests (at most %g s)", working, self._config.drain_timeout)
         await self._quiet(self._config.drain_timeout)
         engine.fail_all("the server is shutting down")
         await self._quiet(_CLOSING_SECONDS, hurried=True)
 
+    @property
+    def _working(self) -> int:
+        """Requests under way, and responses in the background, which others may be following."""
+        return self._service.active + len(self._service.background)
+
     async def _quiet(self, timeout: float, *, hurried: bool = False) -> None:
         """Wait until no request is under way; not longer than `timeout`, nor after a second signal."""
         deadline = time.monotonic() + timeout
-        while self._service.active and time.monotonic() < deadline and (hurried or not self._hurry.is_set()):
+        while self._working and time.monotonic() < deadline and (hurried or not self._hurry.is_set()):
             await asyncio.sleep(0.02)
 
     async def _shut_down(self, http: asyncio.Task[None]) -> None:

@@ -112,6 +112,28 @@ def test_a_dead_engine_is_started_again(start: Start, how: str, reason: str) -> 
     assert "Traceback" not in server.output.read_text()
 
 
+def test_every_api_words_the_engines_death_its_own_way(start: Start) -> None:
+    """In a stream, whose status has been sent."""
+    server = start("--engine-restarts", "9", default=behaviour("slow ", end=None, delay=0.02, die_after=8)).wait_ready()
+    fields = {"model": "tiny", "stream": True}
+    for path, body, event, last in (
+        ("/v1/completions", {"prompt": "yo"}, None, "data: [DONE]"),
+        ("/v1/messages", {"messages": YO, "max_tokens": 99}, "event: error", None),
+        ("/v1/responses", {"input": "yo"}, "event: response.failed", None),
+    ):
+        response = server.http.post(path, json={**fields, **body})
+        lines = [line for line in response.text.split("\n") if line]
+        assert response.status_code == 200, response.text
+        if last is not None:
+            assert lines.pop() == last
+        assert event is None or lines[-2] == event
+        told = json.loads(lines[-1].removeprefix("data: "))
+        error = told["response"]["error"] if path == "/v1/responses" else told["error"]
+        assert "SIGKILL" in error["message"] or "ended unexpectedly" in error["message"]
+        assert error["code"] in ("engine_failed", "server_error")  # the second is one of those that OpenAI's types know
+        eventually(lambda: server.health() == 200, 10)
+
+
 def test_a_request_that_gets_nothing_from_an_engine_that_answers(start: Start) -> None:
     """Neither silence nor a dead process: no step is taken although there is work."""
     server = start("--engine-timeout", "0.8", **script(stall_after=5)).wait_ready()

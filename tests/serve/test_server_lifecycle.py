@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,23 @@ def test_running_streams_finish(start: Start) -> None:
         assert lines[-1]["choices"][0]["finish_reason"] == "length"
     idle.close()
     assert ends(server, 2) == 0
+
+
+def test_an_answer_in_one_piece_that_does_not_finish(start: Start) -> None:
+    server = start("--drain-timeout", "0.5").wait_ready()
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        answers.append(httpx.post(server.url + "/v1/chat/completions", json={"messages": YO, "seed": 3}, timeout=10))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    eventually(lambda: server.events("submit"))
+    server.process.send_signal(signal.SIGTERM)
+    assert ends(server, 2.5) == 0
+    asking.join()
+    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "server_shutting_down")
+    assert int(answers[0].headers["retry-after"]) > 0
 
 
 @pytest.mark.parametrize("deaf", [False, True])
