@@ -66,17 +66,12 @@ def sse(events: Iterable[Sequence[Event]], *, hide: bool = False) -> list[dict[s
     """The data of all events of a stream, each checked for its name."""
     writer = BlockWriter(hide_thinking=hide)
     start = Message(id="msg_1", model="tiny", content=[], stop_reason=None, stop_sequence=None, usage=USAGE)
-    wanted = [
-        MessageStart(start),
-        *itertools.chain.from_iterable(writer.feed(group) for group in events),
-        *writer.finish(),
-        MessageDelta(Stop("end_turn", None), USAGE),
-        MessageStop(),
-    ]
+    end = event(MessageDelta(Stop("end_turn", None), USAGE)) + event(MessageStop())
+    data = event(MessageStart(start)) + b"".join(map(writer.feed, events)) + writer.finish() + end
     result = []
-    for text in (event(one).decode() for one in wanted):
-        name, data = text.removesuffix("\n\n").split("\n")
-        value = json.loads(data.removeprefix("data: "))
+    for text in data.decode().removesuffix("\n\n").split("\n\n"):
+        name, line = text.split("\n")
+        value = json.loads(line.removeprefix("data: "))
         assert name == f"event: {value['type']}"
         result.append(value)
     return result

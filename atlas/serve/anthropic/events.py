@@ -16,7 +16,6 @@ from atlas.serve.anthropic.answers import (
     ContentBlockStart,
     ContentBlockStop,
     InputJsonDelta,
-    MessageEvent,
     SignatureDelta,
     StopReason,
     TextBlock,
@@ -25,6 +24,8 @@ from atlas.serve.anthropic.answers import (
     ThinkingDelta,
     ToolUseBlock,
 )
+from atlas.serve.anthropic.answers import event as encode
+from atlas.serve.openai.frames import Frames
 
 _HIDDEN = "atlas-thinking-"
 _SHOWN = "atlas-signature-"
@@ -103,61 +104,71 @@ def _input(call: Call) -> msgspec.Raw:
 
 
 class BlockWriter:
-    """The events of a stream's content."""
+    """The bytes of a stream's content."""
 
     def __init__(self, *, hide_thinking: bool = False) -> None:
         self._hide = hide_thinking
         self._index = -1
         self._open: type[Content] | type[Reasoning] | type[CallBegin] | None = None
         self._signature = Signature(hidden=hide_thinking)
+        self._deltas = Frames(self._delta)
 
-    def feed(self, events: Iterable[Event]) -> list[MessageEvent]:
-        """What the answer's next events make."""
-        result: list[MessageEvent] = []
+    def feed(self, events: Iterable[Event]) -> bytes:
+        """What the answer's next events make; nothing where they tell the client nothing."""
+        parts: list[bytes] = []
         for event in events:
             if _says_nothing(event):
                 continue
             match event:
-                case Content(text):
+                case Content():
                     if self._open is not Content:
-                        self._begin(Content, TextBlock(""), result)
-                    result.append(ContentBlockDelta(self._index, TextDelta(text)))
+                        self._begin(Content, TextBlock(""), parts)
+                    parts.append(self._deltas.of(event))
                 case Reasoning(text):
                     if self._open is not Reasoning:
-                        self._begin(Reasoning, ThinkingBlock("", ""), result)
+                        self._begin(Reasoning, ThinkingBlock("", ""), parts)
                         self._signature = Signature(hidden=self._hide)
                     self._signature.add(text)
                     if not self._hide:
-                        result.append(ContentBlockDelta(self._index, ThinkingDelta(text)))
+                        parts.append(self._deltas.of(event))
                 case CallBegin(_, identifier, name):
-                    self._begin(CallBegin, ToolUseBlock(identifier, name, msgspec.Raw(b"{}")), result)
-                case CallArguments(_, text):
-                    result.append(ContentBlockDelta(self._index, InputJsonDelta(text)))
+                    self._begin(CallBegin, ToolUseBlock(identifier, name, msgspec.Raw(b"{}")), parts)
+                case CallArguments():
+                    parts.append(self._deltas.of(event))
                 case CallEnd():
-                    self._end(result)
-        return result
+                    self._end(parts)
+        return b"".join(parts)
 
-    def finish(self) -> list[MessageEvent]:
+    def finish(self) -> bytes:
         """The end of the block that is open."""
-        result: list[MessageEvent] = []
-        self._end(result)
-        return result
+        parts: list[bytes] = []
+        self._end(parts)
+        return b"".join(parts)
 
-    def _begin(
-        self, kind: type[Content] | type[Reasoning] | type[CallBegin], block: Block, result: list[MessageEvent]
-    ) -> None:
-        self._end(result)
+    def _begin(self, kind: type[Content] | type[Reasoning] | type[CallBegin], block: Block, parts: list[bytes]) -> None:
+        self._end(parts)
         self._index += 1
         self._open = kind
-        result.append(ContentBlockStart(self._index, block))
+        self._deltas = Frames(self._delta)
+        parts.append(encode(ContentBlockStart(self._index, block)))
 
-    def _end(self, result: list[MessageEvent]) -> None:
+    def _end(self, parts: list[bytes]) -> None:
         if self._open is None:
             return
         if self._open is Reasoning:
-            result.append(ContentBlockDelta(self._index, SignatureDelta(self._signature.value())))
-        result.append(ContentBlockStop(self._index))
+            parts.append(encode(ContentBlockDelta(self._index, SignatureDelta(self._signature.value()))))
+        parts.append(encode(ContentBlockStop(self._index)))
         self._open = None
+
+    def _delta(self, event: Event) -> bytes:
+        match event:
+            case Content(text):
+                return encode(ContentBlockDelta(self._index, TextDelta(text)))
+            case Reasoning(text):
+                return encode(ContentBlockDelta(self._index, ThinkingDelta(text)))
+            case CallArguments(_, text):
+                return encode(ContentBlockDelta(self._index, InputJsonDelta(text)))
+        raise TypeError(f"{event} is no delta")
 
 
 class Calls:

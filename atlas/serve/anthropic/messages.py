@@ -145,9 +145,8 @@ async def _stream(
         async for delta in deltas:
             tally.add(delta)
             if news := writer.feed(delta.events):
-                yield b"".join(map(event, news))
-    last = [*writer.finish(), MessageDelta(tally.stop(), tally.usage()), MessageStop()]
-    yield b"".join(map(event, last))
+                yield news
+    yield writer.finish() + event(MessageDelta(tally.stop(), tally.usage())) + event(MessageStop())
 
 
 async def _collect(serving: Serving, job: Job, tally: _Tally, account: Account) -> list[Event]:
