@@ -59,6 +59,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_rows: int | None = None
     kv_memory_bytes: int | None = None
     kernel_packs: tuple[str, ...] = ()
+    prepare_grammars: bool = False
 
     def to_json(self) -> bytes:
         """This configuration as one JSON object."""
@@ -146,6 +147,13 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="memory of the KV cache, e.g. 2GiB; unset: automatic"),
     ] = None
+    prepare_grammars: Annotated[
+        bool,
+        Meta(
+            description="read the tokenizer for structured output before the server is ready; else the first request "
+            "that needs it does, for which all wait a moment"
+        ),
+    ] = False
     offline: Annotated[bool, Meta(description="download nothing")] = False
     log_level: Annotated[LogLevel, Meta(description="least serious messages to log")] = "info"
     log_format: Annotated[LogFormat, Meta(description="lines for people, or a JSON object a line")] = "text"
@@ -261,6 +269,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             max_rows=self.max_rows,
             kv_memory_bytes=self.kv_memory,
             kernel_packs=tuple(str(Path(path).expanduser().absolute()) for path in self.kernel_pack),
+            prepare_grammars=self.prepare_grammars,
         )
 
 

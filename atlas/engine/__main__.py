@@ -135,6 +135,12 @@ def load(config: EngineConfig, channel: Channel) -> Engine:
             channel.send(messages.Loading(stage))
 
         runner = Runner.load(checkpoint, RunnerOptions.of(config), report, WeightsBar(report))
+    compiler, ledger = compiler_of(Path(config.model)), [("open checkpoint", opened), *runner.ledger]
+    if config.prepare_grammars:
+        report("grammars")
+        began = time.perf_counter()
+        compiler.prepare()
+        ledger.append(("grammars", time.perf_counter() - began))
     channel.send(
         messages.Ready(
             backend=runner.backend.describe(),
@@ -142,7 +148,7 @@ def load(config: EngineConfig, channel: Channel) -> Engine:
             reason=runner.choice.reason,
             max_context=runner.max_context,
             vocab_size=runner.config.shape.vocab_size,
-            ledger=[("open checkpoint", opened), *runner.ledger],
+            ledger=ledger,
             memory=runner.memory,
             target=dict(zip(("hardware", "model", "quant"), runner.choice.target, strict=True)),
             embedding_size=runner.config.shape.hidden_size if runner.hidden is not None else 0,
@@ -151,18 +157,13 @@ def load(config: EngineConfig, channel: Channel) -> Engine:
     # What is loaded stays until the process ends: a full collection, which steps then wait for, need not look at it.
     gc.collect()
     gc.freeze()
-    return Engine(runner, compiler_of(Path(config.model)))
+    return Engine(runner, compiler)
 
 
 def serve(channel: Channel, engine: Engine) -> None:
     """Messages and steps until the API process says so or goes away."""
-    prepared = False
     while not channel.closed:
-        received = channel.receive(wait=prepared and not engine.busy)
-        if not (prepared or received or engine.busy):
-            engine.prepare()  # in the first idle moment: a start is not longer for it, nor the first grammar's answer
-            prepared = True
-        for message in received:
+        for message in channel.receive(wait=not engine.busy):
             match message:
                 case messages.Submit(request_id=request_id, prompt=prompt, sampling=sampling):
                     try:

@@ -79,11 +79,6 @@ class Engine:
         """Some request is unfinished, or the device is."""
         return bool(self._sequences or self._submitted)
 
-    def prepare(self) -> None:
-        """Make ready what the first grammar would wait for, while nothing else can run."""
-        if self._compiler is not None and not self._compiler.ready:
-            self._compiler.prepare()
-
     def add(self, request_id: str, prompt: list[int], sampling: SamplingParams) -> None:
         """Queue a request.
 
