@@ -18,6 +18,9 @@ from atlas.text.sandbox import Sandbox
 from atlas.text.template_names import outside_names
 
 RENDER_SECONDS = 5.0
+PROBE_SECONDS = 1.0
+"""For a short conversation that is rendered to learn about a template, a few times while a server starts."""
+
 MAX_SOURCE = 1 << 20
 
 
@@ -85,11 +88,13 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        seconds: float | None = None,
     ) -> str:
         """The prompt text. Raises RequestError with the template's own words if it refuses.
 
         tools: function definitions, as the OpenAI API has them.
         variables: more names for the template (`enable_thinking`, ...), plain JSON data.
+        seconds: less time for it than the template has otherwise.
         """
         names = {
             "messages": messages,
@@ -99,7 +104,7 @@ class ChatTemplate:
         }
         chunks = []
         try:
-            with self._sandbox.limits(self._seconds) as budget:
+            with self._sandbox.limits(min(seconds or self._seconds, self._seconds)) as budget:
                 for chunk in self._template.generate({**self._special_tokens, **(variables or {}), **names}):
                     budget.output(len(chunk))
                     chunks.append(chunk)
@@ -124,7 +129,8 @@ class ChatTemplate:
                 {"role": "tool", "name": "probe-name", "tool_call_id": "probe0001", "content": "done"},
             ]
             try:
-                text = self.render(turns, tools=[{"type": "function", "function": {"name": "probe-name"}}])
+                tools = [{"type": "function", "function": {"name": "probe-name"}}]
+                text = self.render(turns, tools=tools, seconds=PROBE_SECONDS)
             except RequestError:
                 continue
             if "probe-value" in text:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from atlas.errors import RequestError
-from atlas.text.chat_template import ChatTemplate
+from atlas.text.chat_template import PROBE_SECONDS, ChatTemplate
 
 THINKING_NAMES = ("enable_thinking", "thinking")
 """What templates call the switch: Qwen3, GLM, Gemma 4, SmolLM3 and others; DeepSeek V3.1, Kimi K2, Granite 3.2."""
@@ -74,6 +74,6 @@ def _render(
     messages: Sequence[Mapping[str, Any]] = _QUESTION,
 ) -> str | None:
     try:
-        return template.render(messages, variables=variables)
+        return template.render(messages, variables=variables, seconds=PROBE_SECONDS)
     except RequestError:
         return None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import jinja2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atlas.text.chat_template import ChatTemplate
+from atlas.text import chat_template
+from atlas.text import switches as switches_of
+from atlas.text.chat_template import CallStyle, ChatTemplate
 from atlas.text.switches import Switches
 from atlas.text.template_names import outside_names
 from tests.presets import templates as known
@@ -108,3 +112,14 @@ def test_a_template_that_refuses_the_question_keeps_its_switch() -> None:
 def test_names_of_the_server_and_special_tokens_are_no_switches() -> None:
     found = switches("{{ bos_token }}{{ messages }}{{ tools }}{{ documents }}{{ add_generation_prompt }}{{ effort }}")
     assert found.names == {"effort"}
+
+
+def test_a_template_that_never_ends_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chat_template.PROBE_SECONDS == switches_of.PROBE_SECONDS <= chat_template.RENDER_SECONDS / 5
+    for module in (chat_template, switches_of):
+        monkeypatch.setattr(module, "PROBE_SECONDS", 0.1)
+    source = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}{{ enable_thinking }}"
+    started = time.perf_counter()
+    template = ChatTemplate(source, {})
+    assert switches(source).thinking == "enable_thinking" and template.call_style == CallStyle()
+    assert time.perf_counter() - started < 4
