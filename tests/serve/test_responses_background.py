@@ -182,3 +182,19 @@ def test_a_shutdown_waits_for_it(start: Start) -> None:
     assert server.process.wait(10) == 0
     assert time.monotonic() - began > 1
     assert "finishing 1 requests" in server.output.read_text()
+
+
+def test_an_engine_that_dies_takes_no_stored_response_with_it(start: Start) -> None:
+    dying = behaviour("dying ", end=None, delay=0.05, die_after=5)
+    server = start(behaviours={"1": behaviour("plain"), "8": dying, "3": behaviour("slow ", end=None, delay=0.05)})
+    client = server.wait_ready().openai()
+    first = client.responses.create(input="x", extra_body={"seed": 1})
+    running = begin(client)
+    events = list(client.responses.create(input="x", stream=True, extra_body={"seed": 8}))
+    last: Any = events[-1]
+    assert (last.type, last.response.status, last.response.error.code) == ("response.failed", "failed", "server_error")
+    assert client.responses.retrieve(last.response.id).to_dict() == last.response.to_dict()
+    assert ended(client, running.id).status == "failed"
+    eventually(lambda: server.health() == 200, 20)  # it is started again
+    again = client.responses.create(input="y", previous_response_id=first.id, extra_body={"seed": 1})
+    assert again.output_text == first.output_text == "plain"

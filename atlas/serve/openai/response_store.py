@@ -32,8 +32,9 @@ class Record(msgspec.Struct, frozen=True):
 
     def size(self) -> int:
         """About how many bytes it takes."""
-        texts = len(self.response) + len(self.input) + sum(map(len, self.events)) + _EVENT_OVERHEAD * len(self.events)
-        return texts + _ITEM_OVERHEAD * len(self.item_ids) + _RECORD_OVERHEAD
+        texts = len(self.response) + len(self.input) + sum(map(len, self.events)) + sum(map(len, self.item_ids))
+        overhead = _RECORD_OVERHEAD + _ITEM_OVERHEAD * len(self.item_ids) + _EVENT_OVERHEAD * len(self.events)
+        return texts + overhead
 
 
 class ResponseStore(Protocol):
