@@ -4,41 +4,46 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from atlas.engine.grammar import WHITESPACE
 from atlas.engine.sampling import Grammar
-from atlas.parsers.grammars import slashed, tool_grammar
+from atlas.parsers.grammar_rules import slashed
+from atlas.parsers.grammars import tool_grammar
 from atlas.serve.errors import ApiError, invalid
-from atlas.serve.grammars import GrammarChecker, Wanted, grammar_of, schema_of
+from atlas.serve.frontend import Frontend
+from atlas.serve.grammars import Wanted, grammar_of, schema_of
 from atlas.serve.openai.requests import ChatRequest
 
 
 async def answer_grammar(
-    checker: GrammarChecker,
+    frontend: Frontend,
     request: ChatRequest,
     format_name: str | None,
     schemas: Mapping[str, Mapping[str, Any]],
-    special: Mapping[str, int],
+    body_size: int,
     *,
     forced: bool,
     one: bool,
 ) -> Grammar | None:
     """Checked; None: the answer may be any text.
 
-    format_name, schemas: of the calls that may be made; None: none may.  special: the tokenizer's special tokens.
+    format_name, schemas: of the calls that may be made; None: none may.  body_size: bytes of the request.
     forced: the answer is calls and nothing else.  one: it is at most one call.
 
     Raises:
         ApiError: 400; the grammar is wrong or too large, with the path of the field.
     """
+    checker, special = frontend.grammars, frontend.tokenizer.special_tokens
     wanted = grammar_of(request)
     text = None if wanted is None else await checker.check(wanted)
     if format_name is None or (text is None and not forced):
         return text
     # What the text must be says nothing of calls: with both, the model chooses by its first token.
     otherwise = _body(text, wanted.where) if wanted and text and not forced else ""
-    calls = tool_grammar(format_name, schemas, special=special, one=one, otherwise=otherwise)
+    write = partial(tool_grammar, format_name, schemas, special=special, one=one, otherwise=otherwise)
+    calls = await frontend.run(write, body_size)
     try:
         return await checker.check(Wanted(Grammar("lark", calls), "tools"))
     except ApiError:

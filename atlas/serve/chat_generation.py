@@ -98,11 +98,11 @@ async def prepare(
         prompt = await chat_prompt(serving, request, plan, body_size)
         inside = plan.markers is not None and _begins_inside(plan.markers, request, prompt.text)
         grammar = await answer_grammar(
-            frontend.grammars,
+            frontend,
             request,
             frontend.presets.tool_format if plan.format is not None else None,
             plan.callable,
-            frontend.tokenizer.special_tokens,
+            body_size,
             forced=plan.choice not in ("none", "auto"),
             one=plan.one,
         )
