@@ -121,6 +121,15 @@ def test_its_events_can_be_followed_from_anywhere(client: openai.OpenAI) -> None
         assert [event.to_dict() for event in later] == [event.to_dict() for event in events[after + 1 :]]
 
 
+def test_the_stream_helper_follows_too(client: openai.OpenAI) -> None:
+    events = list(begin(client, seed=1, stream=True))
+    with client.responses.stream(response_id=events[0].response.id, starting_after=4) as stream:
+        seen = list(stream)
+        final = stream.get_final_response()
+    assert [event.sequence_number for event in seen] == list(range(5, len(events)))
+    assert final.output_text == "abcDEFGHIJklm" and final.status == "completed"
+
+
 def test_who_follows_one_that_is_cancelled_reads_its_end(client: openai.OpenAI) -> None:
     stream = begin(client, stream=True)
     events = iter(stream)

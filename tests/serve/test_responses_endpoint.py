@@ -80,20 +80,30 @@ def neutral(response: Any) -> dict[str, Any]:
 
 
 def test_an_answer_has_the_shape_of_the_official_types(server: RunningServer, client: openai.OpenAI) -> None:
-    answer = ask(client, metadata={"k": "v"}, instructions="be brief", temperature=0.5, top_p=0.9, user="u")
+    given: dict[str, Any] = {
+        "metadata": {"k": "v"},
+        "instructions": "be brief",
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "user": "u",
+        "safety_identifier": "s",
+        "prompt_cache_key": "p",
+        "max_output_tokens": 50,
+        "max_tool_calls": 3,
+        "parallel_tool_calls": False,
+        "truncation": "auto",
+        "tools": [TOOL],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "add"}]},
+        "store": True,
+    }
+    answer = ask(client, **given)
     assert answer.output_text == ANSWER and answer.status == "completed"
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (
         len(server.events("submit")[-1]["prompt"]),
         len(ANSWER.encode()) + 1,
     )
     assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
-    assert (answer.temperature, answer.top_p, answer.metadata, answer.instructions, answer.user) == (
-        0.5,
-        0.9,
-        {"k": "v"},
-        "be brief",
-        "u",
-    )
+    assert {name: answer.to_dict()[name] for name in given} == given
     raw = server.http.get(f"/v1/responses/{answer.id}").json()
     # As strict as the client can be; and what is read again is what was given.
     assert Response.model_validate(raw).to_dict() == answer.to_dict() == client.responses.retrieve(answer.id).to_dict()
