@@ -31,6 +31,14 @@ MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 REPETITION_RANGE = (0.01, 100.0)
+RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0.0, MAX_TEMPERATURE),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": REPETITION_RANGE,
+    "presence_penalty": (-MAX_PENALTY, MAX_PENALTY),
+    "frequency_penalty": (-MAX_PENALTY, MAX_PENALTY),
+}
 
 
 GrammarSyntax = Literal["json_object", "json_schema", "regex", "choice", "lark", "gbnf"]
@@ -196,14 +204,7 @@ def check(params: SamplingParams, vocab_size: int) -> None:
         raise RequestError("min_tokens", str(params.min_tokens), "an integer from 0 to max_tokens")
     if params.top_k < 0:
         raise RequestError("top_k", str(params.top_k), "a positive integer, or 0 for all tokens")
-    for name, low, high in (
-        ("temperature", 0.0, MAX_TEMPERATURE),
-        ("top_p", 0.0, 1.0),
-        ("min_p", 0.0, 1.0),
-        ("repetition_penalty", *REPETITION_RANGE),
-        ("presence_penalty", -MAX_PENALTY, MAX_PENALTY),
-        ("frequency_penalty", -MAX_PENALTY, MAX_PENALTY),
-    ):
+    for name, (low, high) in RANGES.items():
         value = getattr(params, name)
         if not low <= value <= high:
             raise RequestError(name, str(value), f"a number from {low:g} to {high:g}")

@@ -8,17 +8,9 @@ from typing import Any
 import msgspec
 
 from atlas.config import Origin
-from atlas.engine.sampling import MAX_PENALTY, MAX_TEMPERATURE, REPETITION_RANGE
+from atlas.engine import sampling
 
-RANGES: Mapping[str, tuple[float, float]] = {
-    "temperature": (0.0, MAX_TEMPERATURE),
-    "top_p": (0.0, 1.0),
-    "top_k": (0, 2**31),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": REPETITION_RANGE,
-    "presence_penalty": (-MAX_PENALTY, MAX_PENALTY),
-    "frequency_penalty": (-MAX_PENALTY, MAX_PENALTY),
-}
+RANGES: Mapping[str, tuple[float, float]] = {**sampling.RANGES, "top_k": (0, 2**31)}
 """The fields that have a default of the model, and what is accepted. `top_k` is a whole number."""
 
 GENERATION_CONFIG = "model default (generation_config.json)"
