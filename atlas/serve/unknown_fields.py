@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -25,17 +25,9 @@ def unknown_fields(value: Any, kind: type[msgspec.Struct], ignore_empty: Collect
         value: a decoded body that converts to `kind`.
         ignore_empty: fields, as `general_path` writes them, that say nothing where they are null or empty.
     """
-    found: dict[str, str] = {}  # in the order of the body
-    for path in _walk(value, _type_info(kind), "", frozenset(ignore_empty)):
-        found.setdefault(general_path(path), path)
-        if len(found) == MAX_REPORTED:
-            break
-    return list(found.values())
-
-
-@functools.cache
-def _type_info(kind: type[msgspec.Struct]) -> inspect.Type:
-    return inspect.type_info(kind)  # milliseconds, for a request with tools
+    search = _Search(frozenset(ignore_empty))
+    search.walk(_Plan(only=kind), value, None, "")
+    return list(search.found.values())
 
 
 def general_path(path: str) -> str:
@@ -43,65 +35,109 @@ def general_path(path: str) -> str:
     return _INDEX.sub("[]", path)
 
 
-def _walk(value: Any, kind: inspect.Type, path: str, ignore_empty: frozenset[str]) -> Iterator[str]:
-    if isinstance(value, dict):
-        struct = _struct_of(kind, value)
-        if struct is not None:
-            fields = _fields(struct.cls)
-            for name, given in value.items():
-                inner = f"{path}.{name}" if path else name
-                if name not in fields:
-                    if name != struct.tag_field and (given or general_path(inner) not in ignore_empty):
-                        yield inner
-                elif (field := fields[name]) is not None:
-                    yield from _walk(given, field, inner, ignore_empty)
-        else:
-            for mapping in _members(kind, inspect.DictType):
-                if _holds_structs(mapping.value_type):
-                    for name, given in value.items():
-                        yield from _walk(given, mapping.value_type, f"{path}.{name}", ignore_empty)
-    elif isinstance(value, list):
-        for sequence in _members(kind, inspect.ListType):
-            if _holds_structs(sequence.item_type):
+Path = tuple[Any, str | int] | None
+"""The way to a value, last step first: (the way to what it is in, its name or index). Text is made of the few that are
+reported: a body may hold a million values."""
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """Where to look in values of one type. A JSON object becomes a struct: `only`, or that of its tag."""
+
+    only: type[msgspec.Struct] | None
+    by_tag: dict[Any, type[msgspec.Struct]] = {}
+    tag_field: str = ""
+    values: _Plan | None = None
+    items: _Plan | None = None
+
+    def struct_of(self, value: dict[str, Any]) -> type[msgspec.Struct] | None:
+        return self.by_tag.get(value.get(self.tag_field)) if self.only is None else self.only
+
+
+class _Fields(msgspec.Struct, frozen=True):
+    """A struct's fields by their JSON names, its tag among them; and those in which there is something to find."""
+
+    names: frozenset[str]
+    inner: dict[str, _Plan]
+
+
+class _Search:
+    def __init__(self, ignore_empty: frozenset[str]) -> None:
+        self._ignore_empty = ignore_empty
+        self.found: dict[str, str] = {}  # general path -> path, in the order of the body
+
+    def walk(self, plan: _Plan, value: Any, path: Path, general: str) -> None:
+        """`general`: the general path of `value`, with a dot at its end if it has any."""
+        if isinstance(value, list):
+            if plan.items is not None:
+                general = f"{general.removesuffix('.')}[]."
                 for position, item in enumerate(value):
-                    yield from _walk(item, sequence.item_type, f"{path}[{position}]", ignore_empty)
+                    self.walk(plan.items, item, (path, position), general)
+        elif isinstance(value, dict):
+            struct = plan.struct_of(value)
+            if struct is None:
+                for name, given in value.items() if plan.values is not None else ():
+                    assert plan.values is not None
+                    self.walk(plan.values, given, (path, name), f"{general}{name}.")
+                return
+            fields = _fields(struct)
+            if value.keys() <= fields.names:
+                for name, inner in fields.inner.items():
+                    if isinstance(given := value.get(name), dict | list):
+                        self.walk(inner, given, (path, name), f"{general}{name}.")
+                return
+            for name, given in value.items():
+                if name in fields.names:
+                    if name in fields.inner:
+                        self.walk(fields.inner[name], given, (path, name), f"{general}{name}.")
+                elif (where := f"{general}{name}") not in self.found and len(self.found) < MAX_REPORTED:
+                    self._report(where, (path, name), given)
+
+    def _report(self, where: str, path: Path, given: Any) -> None:
+        if given or where not in self._ignore_empty:
+            self.found[where] = _text(path)
 
 
-def _members(kind: inspect.Type, wanted: type[Any]) -> list[Any]:
-    """The alternatives of a type that are of one sort; itself if it is no union."""
-    types = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
-    plain = [one.type if isinstance(one, inspect.Metadata) else one for one in types]
-    nested = [inner for one in plain if isinstance(one, inspect.UnionType) for inner in _members(one, wanted)]
-    return [one for one in plain if isinstance(one, wanted)] + nested
+def _text(path: Path) -> str:
+    steps: list[str | int] = []
+    while path is not None:
+        path, step = path
+        steps.append(step)
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in reversed(steps))
+    return text.removeprefix(".")
 
 
-def _struct_of(kind: inspect.Type, value: Mapping[str, Any]) -> inspect.StructType | None:
-    """The struct that a JSON object becomes: the only one, or the one of its tag."""
-    structs: list[inspect.StructType] = _members(kind, inspect.StructType)
-    for struct in structs:
-        if len(structs) == 1 or value.get(struct.tag_field or "") == struct.tag:
-            return struct
-    return None
+def _plan(kind: inspect.Type) -> _Plan | None:
+    """None: there is nothing to find."""
+    types = _alternatives(kind)
+    structs = [one for one in types if isinstance(one, inspect.StructType)]
+    values = [plan for one in types if isinstance(one, inspect.DictType) and (plan := _plan(one.value_type))]
+    items = [plan for one in types if isinstance(one, inspect.ListType) and (plan := _plan(one.item_type))]
+    if not structs and not values and not items:
+        return None
+    several = len(structs) > 1
+    return _Plan(
+        only=structs[0].cls if len(structs) == 1 else None,
+        by_tag={one.tag: one.cls for one in structs} if several else {},
+        tag_field=(structs[0].tag_field or "") if several else "",
+        values=values[0] if values else None,
+        items=items[0] if items else None,
+    )
+
+
+def _alternatives(kind: inspect.Type) -> list[inspect.Type]:
+    match kind:
+        case inspect.Metadata():
+            return _alternatives(kind.type)
+        case inspect.UnionType():
+            return [one for part in kind.types for one in _alternatives(part)]
+    return [kind]
 
 
 @functools.cache
-def _fields(struct: type[msgspec.Struct]) -> dict[str, inspect.Type | None]:
-    """A struct's fields by their JSON names; None: of a type in which there is nothing to find."""
+def _fields(struct: type[msgspec.Struct]) -> _Fields:
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
-    return {field.encode_name: field.type if _holds_structs(field.type) else None for field in info.fields}
-
-
-def _holds_structs(kind: inspect.Type) -> bool:
-    match kind:
-        case inspect.StructType():
-            return True
-        case inspect.Metadata():
-            return _holds_structs(kind.type)
-        case inspect.UnionType():
-            return any(map(_holds_structs, kind.types))
-        case inspect.ListType():
-            return _holds_structs(kind.item_type)
-        case inspect.DictType():
-            return _holds_structs(kind.value_type)
-    return False
+    tag = {info.tag_field} if info.tag_field is not None else set()
+    names = tag | {field.encode_name for field in info.fields}
+    inner = {field.encode_name: plan for field in info.fields if (plan := _plan(field.type)) is not None}
+    return _Fields(frozenset(names), inner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -114,3 +115,14 @@ def test_strict_fields(start: Start) -> None:
 
 def test_general_path() -> None:
     assert general_path("a[12].b[0].c") == "a[].b[].c"
+
+
+def test_a_request_is_not_slowed_down() -> None:
+    """What is to be known of structs is found out once: a small body takes microseconds, with a thousandfold margin."""
+    body_of = {"messages": [{"role": "user", "content": "a"}]}
+    chat = next(endpoint.body for endpoint in ENDPOINTS if endpoint.path == "/v1/chat/completions")
+    unknown_fields(body_of, chat)
+    began = time.perf_counter()
+    for _ in range(100):
+        unknown_fields(body_of, chat)
+    assert (time.perf_counter() - began) / 100 < 2e-3
