@@ -81,7 +81,9 @@ class Presets(msgspec.Struct, frozen=True):
         text = template.source if template else ""
         switches = Switches.of(template) if template else Switches()
         known = _known() if presets is None else presets
-        preset = library.find(known, config.get("architectures") or (), text)
+        architectures = config.get("architectures")
+        named = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+        preset = library.find(known, named, text)
         tools = _parser(settings.tool_parser, told.get("tool_parser"), preset, "tool_parser", TOOL_SIGNS, text)
         reasons = _parser(
             settings.reasoning_parser, told.get("reasoning_parser"), preset, "reasoning_parser", REASONING_SIGNS, text

@@ -236,6 +236,12 @@ def test_wishes_that_cannot_be_fulfilled_are_refused(template: str, fields: Any,
         assert word in str(error.value)
 
 
+@pytest.mark.parametrize("architectures", [None, 5, "Qwen3ForCausalLM", [{}], [["Qwen3ForCausalLM"]], {"a": 1}])
+def test_a_config_of_other_types_has_no_preset(architectures: Any) -> None:
+    found = presets(known.QWEN3, config={"architectures": architectures})
+    assert told(found)["sampling_preset"][0] is None
+
+
 def test_settings_without_origins() -> None:
     found = Presets.of(OTHER, {}, None, ServeConfig(tool_parser="glm", default_sampling={"min_p": 0.1}))
     assert found.tool_format == "glm" and found.plain.min_p == 0.1
