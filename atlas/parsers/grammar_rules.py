@@ -15,6 +15,10 @@ Special = Mapping[str, int]
 _OUTSIDE = ("$defs", "definitions")
 """Parts of a schema that parts of it refer to."""
 
+_BY_NAME = ("properties", "patternProperties", "dependentSchemas", *_OUTSIDE)
+_DATA = ("enum", "const")
+_NOTES = ("description", "title", "examples", "default", "$comment", "deprecated")
+
 
 class Rules:
     """Rules as they are written down, and names for them.
@@ -25,6 +29,7 @@ class Rules:
     def __init__(self, special: Special) -> None:
         self.special = special
         self._lines: list[str] = []
+        self._made: dict[str, str] = {}
         self._names = 0
         words = sorted(special, key=len, reverse=True)
         self._pieces = re.compile("|".join(map(re.escape, words)) or r"(?!)")
@@ -32,10 +37,13 @@ class Rules:
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"
 
-    def rule(self, body: str, attributes: str = "", name: str = "") -> str:
-        """The name of a new rule."""
-        name = name or self.new_name()
-        self._lines.append(f"{name}{attributes}: {body}")
+    def rule(self, body: str, name: str = "", *, letter: str = "r") -> str:
+        """The name of a rule; the same for the same body, unless it is named."""
+        if not name and (made := self._made.get(body)) is not None:
+            return made
+        name = name or self.new_name(letter)
+        self._made.setdefault(body, name)
+        self._lines.append(f"{name}: {body}")
         return name
 
     def word(self, *words: str) -> str:
@@ -54,8 +62,10 @@ class Rules:
 
     def json(self, schema: Schema, root: Schema | None = None) -> str:
         """A JSON text. root: the schema that this one is a part of."""
-        outside = {name: root[name] for name in _OUTSIDE if root and name in root and name not in schema}
-        whole = {**schema, **outside, "x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": True}}
+        whole = _without_notes(schema)
+        if root and '"$ref"' in json.dumps(whole):
+            whole |= {name: _without_notes(root[name]) for name in _OUTSIDE if name in root and name not in schema}
+        whole["x-guidance"] = {"whitespace_pattern": WHITESPACE, "lenient": True}
         return self.rule(f"%json {json.dumps(whole, ensure_ascii=False)}")
 
     def until(self, word: str, *never: str, frame: str = "", part: Schema | None = None) -> str:
@@ -67,9 +77,8 @@ class Rules:
         ]
         found = self._pieces.search(word)
         text = frame + (word[: found.start()] if found else word)
-        name = self.new_name("T")
         # One terminal with the closing word, so that nothing is left for the lexer to decide; a special token ends it.
-        self._lines.append(f"{name}: ({' & '.join(parts)}) {self.word(text)}")
+        name = self.rule(f"({' & '.join(parts)}) {self.word(text)}", letter="T")
         return f"{name} {self.word(word[found.start() :])}" if found else name
 
     def new_name(self, letter: str = "r") -> str:
@@ -84,6 +93,21 @@ def arguments_schema(schema: Schema) -> Schema:
     if not schema or ("properties" in schema and not any(part in schema for part in open_parts)):
         result.setdefault("properties", {})
         result.setdefault("additionalProperties", False)
+    return result
+
+
+def _without_notes(schema: Any) -> Any:
+    """The schema without what it only says to people: for many tools that is most of it."""
+    if isinstance(schema, list):
+        return [_without_notes(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {}
+    for key, value in schema.items():
+        if key in _BY_NAME and isinstance(value, dict):
+            result[key] = {name: _without_notes(part) for name, part in value.items()}
+        elif key not in _NOTES:
+            result[key] = value if key in _DATA else _without_notes(value)
     return result
 
 

@@ -43,7 +43,10 @@ async def answer_grammar(
     # What the text must be says nothing of calls: with both, the model chooses by its first token.
     otherwise = _body(text, wanted.where) if wanted and text and not forced else ""
     write = partial(tool_grammar, format_name, schemas, special=special, one=one, otherwise=otherwise)
-    calls = await frontend.run(write, body_size)
+    try:
+        calls = await frontend.run(write, body_size)
+    except RecursionError:
+        raise invalid("tools", "schemas nested too deeply", code="grammar_too_large") from None
     try:
         return await checker.check(Wanted(Grammar("lark", calls), "tools"))
     except ApiError:

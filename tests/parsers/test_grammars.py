@@ -208,3 +208,16 @@ def test_a_call_too_many_is_not_let_through(name: str, vocabulary: Vocabulary) -
         calls = read(name, text, {"now": {}})
         assert vocabulary.accepts(several, text) and vocabulary.accepts(single, text) == (len(calls) == 1)
     assert events_of([min(texts, key=len)], name)
+
+
+def test_many_tools_fit(name: str) -> None:
+    """What is alike in them is written once, and what is for people not at all."""
+    part = {"path": {"type": "string", "description": "x" * 1000}, "title": {"type": "integer", "title": "T" * 1000}}
+    schemas = {f"tool_{number}": {"type": "object", "properties": part, "required": ["path"]} for number in range(200)}
+    vocabulary = Vocabulary(SPECIALS[name])
+    grammar = tool_grammar(name, schemas, special=vocabulary.special, one=True)
+    assert len(grammar) < 150 * len(schemas) + 10_000 and "xxx" not in grammar
+    vocabulary.matcher(grammar)
+    if name == "hermes":
+        call = '<tool_call>\n{"name": "tool_199", "arguments": {"path": "a", "title": 3}}\n</tool_call>'
+        assert vocabulary.accepts(grammar, call) and not vocabulary.accepts(grammar, call.replace("3", '"b"'))
