@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -181,6 +182,26 @@ def test_structured_output(claude: anthropic.Anthropic) -> None:
     with claude.messages.stream(output_config=config, **options) as stream:
         text = "".join(stream.text_stream)
     assert Animal.model_validate_json(text) == parsed.parsed_output
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}], ids=["any", "tool"])
+def test_a_forced_call(claude: anthropic.Anthropic, choice: Any) -> None:
+    question: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+    city = {"type": "string", "enum": ["Paris", "Rome"]}
+    tool = {**WEATHER, "input_schema": {**WEATHER["input_schema"], "properties": {"city": city}}}
+    options: Any = {**SHORT, "max_tokens": 60, "messages": question, "tools": [tool]}
+    options["tool_choice"] = {**choice, "disable_parallel_tool_use": True}
+    message = claude.messages.create(**options)
+    (use,) = message.content
+    assert (use.type, use.name, message.stop_reason) == ("tool_use", "get_weather", "tool_use")
+    assert use.input["city"] in ("Paris", "Rome")
+    with claude.messages.stream(**options) as stream:
+        parts = [event.partial_json for event in stream if event.type == "input_json"]
+        final = stream.get_final_message()
+    assert json.loads("".join(parts)) == final.content[0].input == use.input  # type: ignore[union-attr]
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "Rain."}
+    more: Any = [*question, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    assert text_of(claude.messages.create(**{**options, "messages": more, "tool_choice": {"type": "none"}}))
 
 
 def test_the_models(claude: anthropic.Anthropic) -> None:

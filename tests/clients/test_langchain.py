@@ -8,7 +8,7 @@ from typing import Any, Literal
 import openai
 import pydantic
 import pytest
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI, OpenAI
@@ -119,6 +119,34 @@ def test_structured_output(model: ChatOpenAI) -> None:
     animal = chain.invoke("Describe a cat.")
     assert isinstance(animal, Animal) and 0 <= animal.legs <= 8
     assert list(chain.stream("Describe a cat."))[-1] == animal
+
+
+def get_weather(city: Literal["Paris", "Rome"]) -> str:
+    """Weather of a city."""
+    return f"Rain in {city}"
+
+
+def test_tools(model: ChatOpenAI) -> None:
+    bound = model.bind_tools([get_weather], tool_choice="get_weather", parallel_tool_calls=False)
+    question = "What is the weather in Paris?"
+    answer = bound.invoke(question, max_tokens=60)
+    (call,) = answer.tool_calls
+    assert call["name"] == "get_weather" and call["args"]["city"] in ("Paris", "Rome") and not answer.invalid_tool_calls
+    total = None
+    for chunk in bound.stream(question, max_tokens=60):
+        total = chunk if total is None else total + chunk
+    assert isinstance(total, AIMessageChunk)
+    assert [(c["name"], c["args"]) for c in total.tool_calls] == [(call["name"], call["args"])]
+    result = ToolMessage(get_weather(**call["args"]), tool_call_id=call["id"])
+    assert model.bind_tools([get_weather]).invoke([HumanMessage(question), answer, result]).content
+
+
+def test_structured_output_by_a_call(model: ChatOpenAI) -> None:
+    chain = ChatOpenAI(
+        model=MODEL, base_url=str(model.openai_api_base), api_key="none", temperature=0, max_tokens=60
+    ).with_structured_output(Animal, method="function_calling")
+    animal = chain.invoke("Describe a cat.")
+    assert isinstance(animal, Animal) and 0 <= animal.legs <= 8
 
 
 def test_an_error_is_the_clients_own(model: ChatOpenAI) -> None:

@@ -18,6 +18,7 @@ from tests.clients.asking import GREEDY, STORY, TURNS
 from tests.serve.real_server import MODEL, RealServer
 
 OPTIONS = ["-o", "temperature", "0", "-o", "max_tokens", "12"]
+QUESTION = "Say hello."
 Run = Callable[..., str]
 
 
@@ -99,6 +100,17 @@ def test_a_schema(run: Run) -> None:
     streamed = run("-m", "atlas", *options, "--schema", json.dumps(schema), "Describe a cat.")
     jsonschema.validate(json.loads(streamed), schema)
     assert run("-m", "atlas", "--no-stream", *options, "--schema", json.dumps(schema), "Describe a cat.") == streamed
+
+
+def test_functions_are_offered(run: Run, client: openai.OpenAI) -> None:
+    code = 'def multiply(a: int, b: int) -> int:\n    "Multiply"\n    return a * b\n'
+    text = run("-m", "atlas", *OPTIONS, "--functions", code, "--td", QUESTION)
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+    tool: Any = {"name": "multiply", "description": "Multiply", "parameters": {**parameters, "required": ["a", "b"]}}
+    answer = client.chat.completions.create(
+        messages=[{"role": "user", "content": QUESTION}], tools=[{"type": "function", "function": tool}], **GREEDY
+    )
+    assert text.splitlines()[-1:] == answer.choices[0].message.content.splitlines()[-1:]
 
 
 def test_an_interactive_chat(run: Run) -> None:
