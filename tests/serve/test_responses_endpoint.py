@@ -211,6 +211,29 @@ def test_a_text_format_asks_for_what_a_response_format_does(
     assert (wanted is None) == (given["type"] == "text")
 
 
+@pytest.mark.parametrize(
+    ("choice", "same"),
+    [
+        ("required", "required"),
+        ({"type": "function", "name": "add"}, {"type": "function", "function": {"name": "add"}}),
+    ],
+)
+def test_a_forced_call_is_that_of_a_chat_request(
+    server: RunningServer, client: openai.OpenAI, choice: Any, same: Any
+) -> None:
+    answer = ask(client, tools=[TOOL], tool_choice=choice)
+    assert answer.to_dict()["tool_choice"] == choice
+    wanted = server.events("submit")[-1]["sampling"]["grammar"]
+    function = {name: value for name, value in TOOL.items() if name != "type"}
+    client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Hello"}],
+        tools=[{"type": "function", "function": function}],  # type: ignore[list-item]
+        tool_choice=same,
+    )
+    assert server.events("submit")[-1]["sampling"]["grammar"] == wanted is not None
+
+
 def test_obfuscation_makes_deltas_of_one_size(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"stream": True, "stream_options": {"include_obfuscation": True}}
     deltas = [event for event in ask(client, seed=8, **options) if event.type.endswith(".delta")]
@@ -410,6 +433,10 @@ def test_who_goes_away_ends_the_work_and_leaves_nothing(server: RunningServer, c
         (
             {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"properties": {"a": {"type": "no"}}}}}},
             "text.format.schema.properties.a.type",
+        ),
+        (
+            {"tools": [{**TOOL, "parameters": {"properties": {"a": {"type": "no"}}}}], "tool_choice": "required"},
+            "tools[0].parameters.properties.a.type",
         ),
         ({"text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}}, "text.format.name"),
         ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "guided_regex"),

@@ -199,12 +199,7 @@ def _begin(service: Service, client: str, making: Making, account: Account, *, l
         raise
     account.spend(making.prompt_tokens)
     run = Run(making, account, service.config.request_timeout, logs=logs)
-
-    def ended() -> None:
-        service.active -= 1
-
-    service.active += 1  # a shutdown waits for it as for a request
-    service.background.start(client, run, ended)
+    service.background.start(client, run)
     return run
 
 

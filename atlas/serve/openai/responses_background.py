@@ -140,14 +140,13 @@ class Background:
     def __len__(self) -> int:
         return len(self._runs)
 
-    def start(self, client: str, run: Run, ended: Callable[[], None]) -> None:
-        """Begin a run, and know it until it ends; `ended` is called then."""
+    def start(self, client: str, run: Run) -> None:
+        """Begin a run, and know it until it ends. A shutdown waits for those that are known."""
         key = client, run.making.writer.response.id
         self._runs[key] = run
 
         def forget() -> None:
             del self._runs[key]
-            ended()
 
         run.start(forget)
 
