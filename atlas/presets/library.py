@@ -51,7 +51,8 @@ class Parser(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What requests get that leave it out, by whether the answer reasons; why, and where that is written.
 
-    published: what generation_config.json has in the makers' own checkpoint. Another value there was chosen by whoever
+    published: what generation_config.json has in the makers' own checkpoints: a value, or several where they differ or
+        are not known for certain. Another value there, which is none of the preset's own either, was chosen by whoever
         made the checkpoint at hand, and is left alone: the preset's sampling is then not applied.
     """
 
@@ -59,15 +60,21 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
     thinking: Mapping[str, float] = {}
     plain: Mapping[str, float] = {}
-    published: Mapping[str, float] = {}
+    published: Mapping[str, float | tuple[float, ...]] = {}
 
     def overruled(self, generation_config: Mapping[str, Any]) -> str | None:
         """The field of a checkpoint's generation_config.json that says something else than the published one."""
         for name in {**self.published, **self.thinking, **self.plain}:
             value = generation_config.get(name)
-            if value is not None and accepts(name, value) and value != self.published.get(name):
+            own = (self.thinking.get(name), self.plain.get(name), *several(self.published.get(name)))
+            if value is not None and accepts(name, value) and value not in own:
                 return name
         return None
+
+
+def several(value: float | tuple[float, ...] | None) -> tuple[float, ...]:
+    """One value of `published`, or several."""
+    return value if isinstance(value, tuple) else () if value is None else (value,)
 
 
 class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,9 +109,11 @@ def _read(file: Path) -> Preset:
             fix = f"nearest: {near[0]}" if near else ""
             raise BuildError(str(file), f"no parser is called {parser.name!r}", ", ".join((*names, "none")), fix)
     if preset.sampling is not None:
-        for values in (preset.sampling.thinking, preset.sampling.plain, preset.sampling.published):
-            for name, value in values.items():
-                if name not in RANGES or not accepts(name, value):
-                    known = ", ".join(f"{field} {low:g} to {high:g}" for field, (low, high) in RANGES.items())
-                    raise BuildError(str(file), f"{name} = {value!r}", known)
+        sampling = preset.sampling
+        pairs = [*sampling.thinking.items(), *sampling.plain.items()]
+        pairs += [(name, value) for name, given in sampling.published.items() for value in several(given)]
+        for name, value in pairs:
+            if name not in RANGES or not accepts(name, value):
+                known = ", ".join(f"{field} {low:g} to {high:g}" for field, (low, high) in RANGES.items())
+                raise BuildError(str(file), f"{name} = {value!r}", known)
     return msgspec.structs.replace(preset, name=file.stem)

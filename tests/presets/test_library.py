@@ -84,9 +84,17 @@ def test_another_value_in_generation_config_is_its_owners_choice() -> None:
     assert overruled(published) is None
     assert overruled({**published, "top_k": 20.0}) is None
     assert overruled({**published, "temperature": 0.3}) == "temperature"
+    assert overruled({**published, "temperature": 0.7}) is None  # the makers' for the other mode
     assert overruled({**published, "min_p": 0.05}) == "min_p"
     assert overruled({**published, "repetition_penalty": 1.1}) is None  # which the preset says nothing of
     assert overruled({**published, "temperature": "hot"}) is None
+
+
+def test_several_published_values() -> None:
+    (qwen35,) = (preset for preset in PRESETS if preset.name == "qwen3.5")
+    assert qwen35.sampling is not None
+    for temperature, field in ((0.6, None), (1.0, None), (0.7, None), (0.5, "temperature")):
+        assert qwen35.sampling.overruled({"temperature": temperature}) == field
 
 
 GOOD = """
@@ -111,10 +119,11 @@ plain = { temperature = 0.5 }
         ("temperature = 0.5", "temperature = -1", ["temperature = -1", "temperature 0 to 100"]),
         ("temperature = 0.5", "top_k = 1.5", ["top_k = 1.5"]),
         ("temperature = 0.5", "heat = 1", ["heat = 1", "top_p"]),
+        ("plain = {", "published = { top_p = [0.9, 2] }\nplain = {", ["top_p = 2"]),
         ('reason = "r"\nsource = "s"\nplain', 'source = "s"\nplain', ["`reason`", "$.sampling"]),
         ("[match]", "[matches]", ["matches"]),
         ("architectures", "architecture", ["architecture"]),
-        ("{ temperature", "{{ temperature", ["line 12"]),
+        ("{ temperature", "{{ temperature", ["line"]),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, old: str, new: str, words: list[str]) -> None:
