@@ -87,17 +87,22 @@ def _document(keyed: bool, strict: bool) -> dict[str, Any]:
     return openapi.document(ENDPOINTS, keyed=keyed, strict=strict)
 
 
-def _own_document(service: Service) -> dict[str, Any]:
+@functools.cache
+def _page(keyed: bool, strict: bool) -> str:
+    return docs_page.page(_document(keyed, strict))
+
+
+def _kind(service: Service) -> tuple[bool, bool]:
     config = service.config
-    return _document(bool(config.api_key or config.api_key_file), config.strict_fields)
+    return bool(config.api_key or config.api_key_file), config.strict_fields
 
 
 async def _openapi(_: Request, service: Service) -> Response:
-    return json_response(_own_document(service))
+    return json_response(_document(*_kind(service)))
 
 
 async def _docs(_: Request, service: Service) -> Response:
-    return HTMLResponse(docs_page.page(_own_document(service)), headers=docs_page.HEADERS)
+    return HTMLResponse(_page(*_kind(service)), headers=docs_page.HEADERS)
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (
