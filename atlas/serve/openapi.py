@@ -22,6 +22,7 @@ from atlas.serve.errors import AnthropicErrorResponse, ErrorResponse, speaks_ant
 Json = dict[str, Any]
 
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+_GENERIC = re.compile(r"(\w+?)_(\w+)_")
 _REFERENCE = "#/components/schemas/{name}"
 
 _ERRORS = {
@@ -32,8 +33,8 @@ _ERRORS = {
     408: "The body took too long to arrive.",
     413: "The body is too large.",
     415: "The body is not declared as application/json.",
-    431: "The request's head is too large.",
     429: "A rate limit, a cap or the queue is full; try again after `Retry-After` seconds.",
+    431: "The request's head is too large.",
     500: "The server or the engine failed on this request.",
     501: "This model or server cannot do it; the message says why.",
     503: "Nothing answers requests now: loading, shutting down, or the engine died.",
@@ -57,6 +58,7 @@ _SECURITY = {
 _HEADERS = {
     "x-request-id": ("The request's id, in logs and traces too; the client's own if it sent one.", "string"),
     "x-atlas-ignored-fields": ("Fields of the body that nothing reads, separated by commas.", "string"),
+    "x-atlas-max-tokens": ("What max_tokens was cut to for each choice, where the context has no more room.", "string"),
     "Retry-After": ("Seconds after which another try makes sense.", "integer"),
 }
 
@@ -143,6 +145,7 @@ def _responses(endpoint: Endpoint, schemas: Mapping[Any, Json], closed: bool) ->
     responses: Json = {str(status): {"$ref": f"#/components/responses/{kind}{status}"} for status in statuses}
     for status, answer in endpoint.answers.items():
         names = ["x-request-id", *(["x-atlas-ignored-fields"] if endpoint.body is not None else [])]
+        names += ["x-atlas-max-tokens"] if endpoint.stream is not None and endpoint.body is not None else []
         response: Json = {"description": HTTPStatus(status).phrase, "headers": _headers(names)}
         if isinstance(answer, Text):
             response["content"] = {answer.media_type: {"schema": {"type": "string"}}}
@@ -259,10 +262,10 @@ def _always_there(struct: Any) -> list[str]:
 
 
 def _short_names(components: Iterable[str]) -> dict[str, str]:
-    """Names without modules, which msgspec writes before those that several structs have."""
+    """Names without modules, which msgspec writes before those that several structs have; generic ones as words."""
     short: dict[str, str] = {}
     for name in components:
-        module, _, last = name.rpartition(".")
+        module, _, last = _GENERIC.sub(r"\1Of\2", name).rpartition(".")
         if ".anthropic." in module:
             last = f"Anthropic{last}"
         short[name] = name if last in short.values() else last
