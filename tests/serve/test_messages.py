@@ -356,6 +356,22 @@ def test_a_format_becomes_a_grammar(server: RunningServer) -> None:
     assert error["param"] == "output_config.format.type"
 
 
+def test_forced_calls_are_grammars(server: RunningServer) -> None:
+    fields = {"tools": TOOLS, "tool_choice": {"type": "any"}}
+    message = create(server, SEEDS["calls"], **fields)
+    either = last(server)["sampling"]["grammar"]
+    assert message.stop_reason == "tool_use" and "weather" in either["text"] and "now" in either["text"]
+    assert plain(stream(server, SEEDS["calls"], **fields)) == plain(message)
+    create(server, SEEDS["calls"], **{**fields, "tool_choice": {"type": "tool", "name": "weather"}})
+    only = last(server)["sampling"]["grammar"]
+    assert "weather" in only["text"] and "now" not in only["text"]
+    create(server, SEEDS["calls"], **{**fields, "tool_choice": {"type": "auto"}})
+    assert last(server)["sampling"]["grammar"] is None
+    wrong = {**WEATHER, "input_schema": {"type": "object", "properties": {"city": {"type": "text"}}}}
+    error = refused(server, anthropic.BadRequestError, tools=[TOOLS[1], wrong], tool_choice={"type": "any"})
+    assert error["code"] == "invalid_grammar" and error["param"].startswith("tools.1.input_schema")
+
+
 class Number(pydantic.BaseModel):
     number: int
 
@@ -462,6 +478,7 @@ def refused(server: RunningServer, kind: type[anthropic.APIStatusError], **field
         ({"tools": [WEATHER, WEATHER]}, "tools.1.name", "invalid_value"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name", "invalid_value"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice.name", "missing_required_parameter"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice", "invalid_value"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens", "invalid_value"),
         ({"thinking": {"type": "disabled", "budget_tokens": 9}}, "thinking.budget_tokens", "invalid_value"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "invalid_value"),
