@@ -184,15 +184,16 @@ def generate_all(
 async def _together(
     engine: EngineClient, tokenizer: StreamTokenizer, jobs: Sequence[Job], account: Account
 ) -> AsyncGenerator[Delta, None]:
-    queue: asyncio.Queue[Delta | Exception] = asyncio.Queue()
+    # Where the reader is slow, tokens wait in the engine's streams, where they become one output.
+    queue: asyncio.Queue[Delta | Exception] = asyncio.Queue(maxsize=len(jobs))
 
     async def follow(job: Job) -> None:
         try:
             async with aclosing(generate(engine, tokenizer, job, account)) as deltas:
                 async for delta in deltas:
-                    queue.put_nowait(delta)
+                    await queue.put(delta)
         except Exception as error:  # handed to the reader, which raises it
-            queue.put_nowait(error)
+            await queue.put(error)
 
     tasks = [asyncio.create_task(follow(job)) for job in jobs]
     try:
