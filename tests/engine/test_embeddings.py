@@ -92,6 +92,24 @@ def test_whatever_else_runs(model: Path, options: dict[str, Any]) -> None:
         assert np.allclose(found[name], vector, rtol=1e-5, atol=1e-6), name
 
 
+def test_one_that_is_taken_off_in_the_middle(model: Path) -> None:
+    """Others grow into its blocks while half of its prompt is computed: no row counts twice."""
+    rng = np.random.default_rng(3)
+    prompt = rng.integers(0, 320, 41).tolist()
+    alone = embed(make(model), {"mean": (prompt, MEAN)})["mean"]
+    engine = make(model, max_rows=11, kv_memory_bytes=8 * BLOCK_BYTES)
+    for i in range(3):
+        engine.add(f"other{i}", rng.integers(0, 320, 10).tolist(), SamplingParams(max_tokens=40))
+    while any(len(sequence.tokens) < 14 for sequence in engine.scheduler.running) or engine.scheduler.waiting:
+        engine.step()
+    engine.add("mean", prompt, MEAN)
+    pooled = engine.scheduler.waiting[0]
+    while not engine.scheduler.preemptions:
+        engine.step()
+    assert 1 < pooled.prompt_reported < 41 and pooled.computed == 0
+    assert np.allclose(embed(engine, {})["mean"], alone, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "sampling",
     [
