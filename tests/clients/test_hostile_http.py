@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import trustme
 
-from tests.serve.serve_harness import ANSWER, RunningServer, behaviour, make_checkpoint
+from tests.serve.serve_harness import ANSWER, RunningServer, behaviour, eventually, make_checkpoint
 
 CHAT = json.dumps({"messages": [{"role": "user", "content": "yo"}]}).encode()
 PATH = "/v1/chat/completions"
@@ -173,6 +178,57 @@ def test_an_unfinished_request_is_nothing(server: RunningServer, tmp_path: Path)
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(request()[:cut])
     assert server.health() == 200 and len(server.events("submit")) == submitted
+
+
+def test_connections_of_tls_that_break_off_leave_nothing(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    context = ssl.create_default_context(cafile=str(tmp_path / "authority.pem"))
+    script = {"default": behaviour("slow ", end=None, delay=0.05)}
+    flags = ["--ssl-certfile", str(tmp_path / "server.pem")]
+    running = RunningServer(tmp_path, script, make_checkpoint(tmp_path / "model"), *flags)
+
+    def healthy() -> bool:
+        try:
+            return httpx.get(f"https://127.0.0.1:{running.port}/health", verify=context).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def files() -> int:
+        return len(list(Path(f"/proc/{running.process.pid}/fd").iterdir()))
+
+    def plain() -> socket.socket:
+        return socket.create_connection(("127.0.0.1", running.port))
+
+    def broken_off(data: bytes, wait: bool) -> None:
+        """Ends without the goodbye of TLS."""
+        secured = context.wrap_socket(plain(), server_hostname="127.0.0.1")
+        secured.sendall(data)
+        if wait:
+            secured.recv(1)
+        os.close(secured.detach())
+
+    try:
+        eventually(healthy, 20)
+        before = files()
+        streamed = json.dumps({"messages": [{"role": "user", "content": "yo"}], "stream": True}).encode()
+        for _ in range(20):
+            with plain() as connection:
+                connection.sendall(b"\x16\x03\x01\x02\x00")
+            with plain() as connection:
+                connection.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+                with contextlib.suppress(ConnectionError):
+                    assert connection.recv(1 << 16)[:4] != b"HTTP"
+            broken_off(request()[:50], wait=False)
+            broken_off(request(streamed), wait=True)
+        eventually(lambda: files() <= before + 1)
+        aborted = eventually(lambda: len(found := running.events("abort")) == len(running.events("submit")) and found)
+        assert healthy() and len(aborted) == 20
+        assert "Traceback" not in running.output.read_text()
+    finally:
+        running.close()
 
 
 def _memory(server: RunningServer) -> int:
