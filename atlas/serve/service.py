@@ -113,6 +113,6 @@ class Service:
         for name in names:
             if name not in self._reported and len(self._reported) < 1000:
                 self._reported.add(name)
-                logger.warning("request field %r is not known and was ignored", name)
+                logger.warning("request field %r was ignored: nothing here reads it", name)
         printable = ["".join(c if 32 <= ord(c) < 127 and c != "," else "?" for c in name) for name in names]
         return {"x-atlas-ignored-fields": ", ".join(printable)} if printable else {}

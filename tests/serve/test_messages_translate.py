@@ -13,7 +13,7 @@ from atlas.config import ServeConfig
 from atlas.presets import Presets
 from atlas.serve.anthropic.requests import SAMPLING, MessagesRequest, read
 from atlas.serve.anthropic.translate import Translation, callers_words, translate
-from atlas.serve.errors import ApiError, invalid
+from atlas.serve.errors import ApiError, invalid, unknown
 from atlas.serve.openai.requests import ChatRequest
 from atlas.serve.reasoning import reasoning_of
 from atlas.text.chat_template import ChatTemplate
@@ -99,7 +99,7 @@ def test_effort_of_one_turn() -> None:
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}
     assert effort(user, low, call, result, call, result, **high) == "low"
     assert effort(user, low, call, result, answer, user, **high) == "high"
-    assert translated("plain", messages=[user, low]).unread == ["messages.1.output_config.effort"]
+    assert translated("plain", messages=[user, low]).unread == ["messages[1].output_config.effort"]
 
 
 def offered(*turns: dict[str, Any], **fields: Any) -> list[str]:
@@ -296,6 +296,12 @@ def test_errors_are_about_what_the_caller_wrote(path: str, expected: str) -> Non
         raise invalid(path, "7", "8")
     assert caught.value.body.param == expected
     assert caught.value.body.message == f"{expected}: 7; accepted: 8"
+
+
+def test_fields_that_nothing_reads_are_the_callers_own() -> None:
+    with pytest.raises(ApiError) as caught, callers_words(HERE):
+        raise unknown("messages[1].content[0].data")
+    assert caught.value.body.param == "messages.1.content.0.data"
 
 
 def test_an_error_without_a_field_stays_what_it_is() -> None:

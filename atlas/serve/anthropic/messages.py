@@ -26,7 +26,7 @@ from atlas.serve.anthropic.answers import (
 )
 from atlas.serve.anthropic.events import BlockWriter, Calls, blocks
 from atlas.serve.anthropic.requests import Body, Conversation, MessagesRequest, read
-from atlas.serve.anthropic.translate import Translation, callers_words, dotted, translate
+from atlas.serve.anthropic.translate import Translation, callers_words, translate
 from atlas.serve.chat_generation import plan_of, prepare
 from atlas.serve.generation import Delta, Job, generate_all
 from atlas.serve.http import EventStream, json_response, read_body, unless_gone
@@ -103,7 +103,7 @@ def _read(serving: Serving, body: bytes, kind: type[Body]) -> tuple[Body, Transl
     """A body, what it asks for, and the paths of what is not read. Raises ApiError 400."""
     request, ignored = read(body, kind)
     translation = translate(request, serving.frontend.presets)
-    return request, translation, [dotted(path) for path in ignored] + translation.unread
+    return request, translation, ignored + translation.unread
 
 
 class _Tally:

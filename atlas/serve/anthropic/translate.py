@@ -128,7 +128,7 @@ def _effort(request: Conversation) -> tuple[str | None, str]:
         if turn.role == "user" and not _only_results(turn):
             break
         if turn.output_config is not None and turn.output_config.effort is not None:
-            return turn.output_config.effort, f"messages.{position}.output_config.effort"
+            return turn.output_config.effort, f"messages[{position}].output_config.effort"
     return (request.output_config.effort if request.output_config else None), "output_config.effort"
 
 
@@ -176,7 +176,10 @@ def callers_words(translation: Translation | None = None) -> Generator[None]:
         path = error.body.param
         message = error.body.message
         if path is not None:
-            other = dotted(path) if translation is None else _renamed(path, translation)
+            if translation is None or error.body.code == "unknown_parameter":
+                other = dotted(path)
+            else:
+                other = _renamed(path, translation)
             if message.startswith(path):
                 message = other + message[len(path) :]
             path = other
