@@ -322,7 +322,7 @@ def test_json_logs_have_one_line_a_request(start: Start) -> None:
     assert 0 < one["first_token_seconds"] <= one["seconds"]
     assert two["error"] == "generation_failed" and two["finish_reasons"] == {"error": 1}
     # What is logged on the way belongs to the request too; "ready" is a line like the others.
-    (ignored,) = [line for line in log_lines(server) if "not known" in line["message"]]
+    (ignored,) = [line for line in log_lines(server) if "was ignored" in line["message"]]
     assert ignored["request_id"] == "one"
     assert next(line for line in log_lines(server) if line["message"].startswith("ready in"))["stages"]
 
