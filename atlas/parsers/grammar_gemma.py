@@ -13,6 +13,9 @@ from atlas.parsers.schema_types import resolved, types_of
 _MOST_DEPTH = 8
 """Levels of a schema that are followed; below them any value may stand."""
 
+_MOST_VALUES = 5_000
+"""Parts of schemas that are followed: one that refers to itself in several places would go on doubling."""
+
 _BARE_KEY = re.compile(r"[\w.$/-]+")
 _PLAIN_TYPES = ("integer", "number", "boolean", "null")
 
@@ -27,8 +30,8 @@ def gemma_calls(rules: Rules, schemas: Mapping[str, Schema], one: bool) -> str:
     notation = _Notation(rules, quote)
     options = []
     for name, schema in schemas.items():
-        head = rules.word(f"{begin}call:{name}")
-        options.append(f"{head} {notation.object(arguments_schema(schema), schema, 0)} {rules.word(end)}")
+        head, arguments = rules.word(f"{begin}call:{name}"), arguments_schema(_merged(schema, schema))
+        options.append(f"{head} {notation.object(arguments, schema, 0)} {rules.word(end)}")
     return repeated(rules.rule(" | ".join(options)), "", one)
 
 
@@ -38,14 +41,23 @@ class _Notation:
     def __init__(self, rules: Rules, quote: str) -> None:
         self._rules, self._quote = rules, quote
         self._any = ""
+        self._left = _MOST_VALUES
 
     def value(self, part: Any, root: Schema, depth: int) -> str:
         part = resolved(part, root)
-        if not isinstance(part, Mapping) or depth > _MOST_DEPTH:
+        self._left -= 1
+        if not isinstance(part, Mapping) or depth > _MOST_DEPTH or self._left < 0:
             return self.any()
+        part = _merged(part, root)
         enum = part.get("enum", [part["const"]] if "const" in part else None)
-        if isinstance(enum, list) and enum and all(isinstance(item, str | int | float | None) for item in enum):
-            return self._rules.choice([self._literal(item) for item in enum])
+        if isinstance(enum, list) and enum:
+            return self._rules.choice([self._rules.word(self._literal(item)) for item in enum])
+        for key in ("anyOf", "oneOf"):
+            if isinstance(parts := part.get(key), list) and parts:
+                rest = {name: value for name, value in part.items() if name != key}
+                return self._rules.choice(
+                    [self._rules.rule(self.value({"allOf": [rest, option]}, root, depth + 1)) for option in parts]
+                )
         types = types_of(part, root)
         options = [self.string(part)] if not types or "string" in types else []
         if plain := [name for name in _PLAIN_TYPES if name in types]:
@@ -63,7 +75,7 @@ class _Notation:
         properties = properties_of(part)
         if not properties:
             return '"{}"' if part.get("additionalProperties") is False else self._free("{", "}")
-        required = part.get("required", ())
+        required = _required(part)
         members = [
             (self._rules.rule(f"{self._key(name)} {self.value(inner, root, depth + 1)}"), name in required)
             for name, inner in properties.items()
@@ -83,9 +95,22 @@ class _Notation:
         return f'"{{" {self._rules.choice(options)} "}}"'
 
     def _list(self, part: Schema, root: Schema, depth: int) -> str:
+        least, most = (value if _is_count(value := part.get(name)) else None for name in ("minItems", "maxItems"))
+        first = part.get("prefixItems")
+        items = [
+            self._rules.rule(self.value(one, root, depth + 1)) for one in (first if isinstance(first, list) else ())
+        ]
+        if most == 0:
+            return '"[]"'
+        if items:
+            # As many as are named, and no more: which of them may be missing says `minItems`.
+            count = len(items) if least is None else max(1, min(least, len(items)))
+            options = [' "," '.join(items[:number]) for number in range(count, min(len(items), most or len(items)) + 1)]
+            return f'"[" {self._rules.choice(options or [items[0]])} "]"'
         item = self._rules.rule(self.value(part.get("items"), root, depth + 1))
-        items = f'{item} ("," {item})*'
-        return f'"[" {items} "]"' if part.get("minItems", 0) else f'"[" ({items})? "]"'
+        more = f"{{{max((least or 0) - 1, 0)},{'' if most is None else max(most, least or 0) - 1}}}"
+        several = f'{item} ("," {item}){more}'
+        return f'"[" {several} "]"' if least else f'"[" ({several})? "]"'
 
     def any(self) -> str:
         if not self._any:
@@ -104,9 +129,45 @@ class _Notation:
         return f'"{begin}" ({item} ("," {item})*)? "{end}"'
 
     def _key(self, name: str) -> str:
-        quote = "" if _BARE_KEY.fullmatch(name) else self._quote
-        return self._rules.word(f"{quote}{name}{quote}:")
+        return self._rules.word(f"{self._name(name)}:")
 
     def _literal(self, item: Any) -> str:
-        quote = self._quote if isinstance(item, str) else ""
-        return self._rules.word(f"{quote}{item if quote else json.dumps(item)}{quote}")
+        if isinstance(item, str):
+            return f"{self._quote}{item}{self._quote}"
+        if isinstance(item, list):
+            return f"[{','.join(map(self._literal, item))}]"
+        if isinstance(item, dict):
+            return f"{{{','.join(f'{self._name(key)}:{self._literal(value)}' for key, value in item.items())}}}"
+        return json.dumps(item)
+
+    def _name(self, name: str) -> str:
+        return name if _BARE_KEY.fullmatch(name) else f"{self._quote}{name}{self._quote}"
+
+
+def _merged(part: Schema, root: Schema) -> Schema:
+    """A schema with its `allOf` in it, as far as one schema can say what several do."""
+    parts = part.get("allOf")
+    if not isinstance(parts, list):
+        return part
+    result = {name: value for name, value in part.items() if name != "allOf"}
+    for one in parts:
+        one = resolved(one, root)
+        one = _merged(one, root) if isinstance(one, Mapping) else {}
+        result |= {
+            **one,
+            "properties": {**properties_of(result), **properties_of(one)},
+            "required": [*_required(result), *_required(one)],
+        }
+    for name in ("properties", "required"):
+        if not result.get(name):
+            result.pop(name, None)
+    return result
+
+
+def _required(schema: Schema) -> list[Any]:
+    required = schema.get("required")
+    return required if isinstance(required, list) else []
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10_000

@@ -221,3 +221,73 @@ def test_many_tools_fit(name: str) -> None:
     if name == "hermes":
         call = '<tool_call>\n{"name": "tool_199", "arguments": {"path": "a", "title": 3}}\n</tool_call>'
         assert vocabulary.accepts(grammar, call) and not vocabulary.accepts(grammar, call.replace("3", '"b"'))
+
+
+GEMMA = {
+    "type": "object",
+    "properties": {
+        "pair": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3},
+        "few": {"type": "array", "items": {"enum": ["x", "y"]}, "maxItems": 2},
+        "tuple": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "boolean"}], "minItems": 2},
+        "fixed": {"const": [1, {"a b": "c"}]},
+        "either": {"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 2}]},
+        "both": {"allOf": [{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}]},
+    },
+    "required": ["pair", "tuple"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "fits"),
+    [
+        ("pair:[1,2],tuple:[1,true]", True),
+        ("pair:[1,2,3],few:[],tuple:[1,true]", True),
+        ('pair:[1,2],few:[Qx","],tuple:[1,true]', False),
+        ("pair:[1,2],few:[QxQ,QyQ],tuple:[1,true],fixed:[1,{Qa bQ:QcQ}]", True),
+        ("pair:[1,2],tuple:[1,true],either:QabQ,both:{a:true}", True),
+        ("pair:[1,2],tuple:[1,true],either:3", True),
+        ("pair:[1,2],tuple:[1,true],either:QabcQ", False),
+        ("pair:[1,2],tuple:[1,true],both:{}", False),
+        ("pair:[1],tuple:[1,true]", False),
+        ("pair:[1,2,3,4],tuple:[1,true]", False),
+        ("pair:[1,2],few:[QxQ,QxQ,QyQ],tuple:[1,true]", False),
+        ("pair:[1,2],tuple:[true,1]", False),
+        ("pair:[1,2],tuple:[1,true],fixed:[2]", False),
+    ],
+)
+def test_gemmas_notation_holds_lists_and_alternatives(call: str, fits: bool) -> None:
+    text = "<|tool_call>call:f{" + call.replace("Q", '<|"|>') + "}<tool_call|>"
+    grammar = tool_grammar("gemma", {"f": GEMMA}, special={}, one=True)
+    assert Vocabulary([]).accepts(grammar, text) == fits
+    if fits:
+        assert [called for called, _ in read("gemma", text, {"f": GEMMA})] == ["f"]
+
+
+def test_a_schema_that_goes_on_doubling_is_cut_off() -> None:
+    node = {"type": "object", "properties": {f"c{i}": {"$ref": "#/$defs/node"} for i in range(12)}}
+    schema = {"type": "object", "properties": {"root": {"$ref": "#/$defs/node"}}, "$defs": {"node": node}}
+    grammar = tool_grammar("gemma", {"f": schema}, special={}, one=True)
+    assert len(grammar) < 1 << 20
+
+
+def test_schemas_that_are_none_do_not_break_it(name: str) -> None:
+    """What is wrong inside of a schema is for the compiler to say."""
+    wrong = [
+        3,
+        "x",
+        None,
+        [],
+        True,
+        {"required": 5},
+        {"properties": 3},
+        {"allOf": 3},
+        {"allOf": [3]},
+        {"anyOf": [None]},
+    ]
+    wrong += [{"type": 3}, {"type": "array", "items": 3, "minItems": "x", "prefixItems": 3}, {"enum": 3}, {"enum": []}]
+    wrong += [{"type": "string", "pattern": 3, "minLength": -1}, {"$ref": 3}, {"$ref": "#/x/y"}, {"$ref": "#"}]
+    wrong += [{"type": "object", "properties": {"a": 3}, "required": {"a": 1}}, {"const": {"a": [None, 1.5]}}]
+    for part in wrong:
+        schema = {"type": "object", "properties": {"a": part, "b": {"allOf": [part]}}, "required": ["a"]}
+        assert tool_grammar(name, {"f": schema}, special={}, one=True)
