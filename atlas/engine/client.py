@@ -261,16 +261,17 @@ class EngineClient:
         self._die("the engine process closed its connection")
 
     def _receive(self, message: messages.FromEngine) -> None:
+        if type(message) is messages.StepOutput:
+            self._progress = True
+            for output in message.outputs:
+                stream = self._streams.get(output.request_id)
+                if stream is None:
+                    continue  # aborted a moment ago
+                if output.finish_reason is not None:
+                    del self._streams[output.request_id]
+                stream.push(output)
+            return
         match message:
-            case messages.StepOutput(outputs):
-                self._progress = True
-                for output in outputs:
-                    stream = self._streams.get(output.request_id)
-                    if stream is None:
-                        continue  # aborted a moment ago
-                    if output.finish_reason is not None:
-                        del self._streams[output.request_id]
-                    stream.push(output)
             case messages.Loading(stage):
                 self.stage = stage
             case messages.Ready():

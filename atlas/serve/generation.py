@@ -130,7 +130,8 @@ async def generate(
                 called = called or (isinstance(event, CallEnd) and event.complete)
             told: FinishReason | None = "tool_calls" if reason == "stop" and called else reason
             thought, reasoned = assembler.reasoning_tokens - reasoned, assembler.reasoning_tokens
-            yield Delta(job.index, events, tokens, told, logprobs, None, thought, assembler.matched)
+            stop = assembler.matched if reason is not None else None
+            yield Delta(job.index, events, tokens, told, logprobs, None, thought, stop)
             if reason is not None:
                 return
             logprobs = []

@@ -54,6 +54,8 @@ class Assembler:
     def push(self, output: SequenceOutput) -> tuple[str, int, FinishReason | None]:
         """The new text, how many of the output's ids count, and the reason if this is the end."""
         ids, reason = output.token_ids, output.finish_reason
+        if reason is None and not self._one_by_one:  # nearly all of them
+            return self._stream.push(ids), len(ids), None
         # The id that ended the sequence counts as generated, but it is no part of the text.
         ended = reason == "stop" and not (output.complete or self._include_stop)
         shown = ids[:-1] if ended else ids

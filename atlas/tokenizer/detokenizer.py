@@ -71,6 +71,8 @@ class ByteDetokenizer:
     def push(self, token_ids: Sequence[int]) -> str:
         """As `Detokenizer.push`."""
         table = self._table
+        if len(token_ids) == 1:
+            return self._decoder.decode(table[token_ids[0]])
         return self._decoder.decode(b"".join([table[token_id] for token_id in token_ids]))
 
     def finish(self) -> str:
