@@ -79,6 +79,8 @@ class Engine:
         self.submitted: list[tuple[list[int], SamplingParams]] = []
         self.left = 0
         """Streams that were closed before their end."""
+        self.delay = 0.0
+        """Seconds before each output."""
 
     def submit(self, prompt: list[int], sampling: SamplingParams) -> _Stream:
         self.submitted.append((prompt, sampling))
@@ -100,7 +102,7 @@ class _Stream:
         return self
 
     async def __anext__(self) -> SequenceOutput:
-        await asyncio.sleep(0)
+        await asyncio.sleep(self._engine.delay)
         ids = self._groups.pop(0)[: self._left]
         self._left -= len(ids)
         stopped = bool(ids) and ids[-1] in self._sampling.stop_token_ids

@@ -12,6 +12,7 @@ import openai
 import pydantic
 import pytest
 
+from atlas.serve import http
 from tests.serve.in_process import Server, joined, make_model
 from tests.serve.serve_harness import EOT, ids_of
 
@@ -519,6 +520,24 @@ def test_the_official_clients_helpers(server: Server) -> None:
             "tool_calls.function.arguments.delta" in events and events.count("tool_calls.function.arguments.done") == 1
         )
         assert events.count("content.done") == 1
+
+    run(main)
+
+
+def test_a_stream_that_has_nothing_to_tell_stays_alive(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An argument is told when it is whole; comments keep the connection from being taken for a dead one."""
+    monkeypatch.setattr(http, "PING_SECONDS", 0.02)
+    monkeypatch.setattr(server.engine, "delay", 0.1)
+
+    async def main() -> None:
+        fields: dict[str, Any] = {"messages": YO, "seed": server.say_text(1, CALL, group=20), "tools": [WEATHER]}
+        response = await server.post(stream=True, **fields)
+        lines = [line for line in response.text.splitlines() if line]
+        assert {line for line in lines if not line.startswith("data: ")} == {": still at work"}
+        fields["model"] = server.service.config.model_name
+        async with server.openai.chat.completions.stream(**fields) as stream:
+            final = await stream.get_final_completion()
+        assert final.choices[0].message.tool_calls
 
     run(main)
 

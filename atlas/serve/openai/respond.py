@@ -30,6 +30,9 @@ from atlas.serve.openai.frames import Frames
 from atlas.serve.openai.requests import ChatRequest, CompletionRequest, StreamOptions
 from atlas.serve.service import Service, Serving
 
+PING = b": still at work\n\n"
+"""A comment, which clients skip: a long prompt takes a while, and an argument of a call is told when it is whole."""
+
 
 class Format(Protocol):
     """How one endpoint words its answers."""
@@ -78,7 +81,8 @@ async def respond(
     account.enter_queue(len(jobs))
     account.spend(_prompt_tokens(jobs))
     if request.stream:
-        return EventStream(_events(serving, jobs, form, frame, request.stream_options, account), headers)
+        events = _events(serving, jobs, form, frame, request.stream_options, account)
+        return EventStream(events, headers, ping=PING)
     tokenizer = serving.frontend.tokenizer
     wholes = await unless_gone(http, collect(serving.engine, tokenizer, jobs, account))
     generated, reasoned = sum(whole.tokens for whole in wholes), sum(whole.reasoning_tokens for whole in wholes)
