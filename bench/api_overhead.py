@@ -58,11 +58,16 @@ def call(tokens: int) -> str:
 PARSERS = ("--reasoning-parser", "think", "--tool-parser", "hermes")
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 TEMPLATE_OF_TOOLS = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+DONE, MESSAGE_STOP = (
+    data + b"\n\n\r\n0\r\n\r\n" for data in (b"data: [DONE]", b'event: message_stop\ndata: {"type":"message_stop"}')
+)
+"""How streams end, in chunks."""
 CHAT = "/v1/chat/completions"
 CASES: dict[str, tuple[str, dict[str, Any], Text, tuple[str, ...]]] = {
     # path, fields of the request, what the model says, flags
     "completions": ("/v1/completions", {"prompt": "x"}, plain, ()),
     "chat": (CHAT, {}, plain, ()),
+    "messages": ("/v1/messages", {"model": "tiny"}, plain, ()),
     "chat, stop string": (CHAT, {"stop": "END"}, plain, ()),
     "chat, content behind parsers": (CHAT, {"tools": TOOLS}, plain, PARSERS),
     "chat, reasoning": (CHAT, {"tools": TOOLS}, thought, PARSERS),
@@ -102,7 +107,7 @@ def client(port: int, streams: int, path: str, body: str) -> None:
                 arrivals.append((counts[index], now))
             events += data.count(b"data: {")
             ends[index] = (ends[index] + data[-300:])[-300:]
-    complete = all(end.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") for end in ends)
+    complete = all(end.endswith((DONE, MESSAGE_STOP)) for end in ends)
     print(
         json.dumps(
             {"counts": counts, "events": events, "arrivals": arrivals, "complete": complete, "end": ends[0].decode()}
