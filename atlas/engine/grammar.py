@@ -174,12 +174,13 @@ def _without_escaped(schema: str) -> str:
     It lets a repeated class of characters that has all control characters match any escape of JSON, also that of a
     quote or a backslash which the class leaves out, as `[^"]+` does. So negated classes leave out the form feed, too.
     """
-    return json.dumps(_mended(json.loads(schema))) if "[^" in schema else schema
+    return json.dumps(mended(json.loads(schema))) if "[^" in schema else schema
 
 
-def _mended(schema: Any) -> Any:
+def mended(schema: Any) -> Any:
+    """A schema, decoded, as `source` compiles it."""
     if isinstance(schema, list):
-        return [_mended(item) for item in schema]
+        return [mended(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     result = {}
@@ -189,9 +190,9 @@ def _mended(schema: Any) -> Any:
         elif name == "pattern" and isinstance(value, str):
             result[name] = _mended_pattern(value)
         elif name == "patternProperties" and isinstance(value, dict):
-            result[name] = {_mended_pattern(pattern): _mended(inner) for pattern, inner in value.items()}
+            result[name] = {_mended_pattern(pattern): mended(inner) for pattern, inner in value.items()}
         else:
-            result[name] = _mended(value)
+            result[name] = mended(value)
     return result
 
 

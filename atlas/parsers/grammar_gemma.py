@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from atlas.parsers.grammar_rules import Rules, Schema, arguments_schema, properties_of, repeated
+from atlas.parsers.grammar_rules import COUNTED, Rules, Schema, Special, arguments_schema, properties_of, repeated
 from atlas.parsers.schema_types import resolved, types_of
 
 _MOST_DEPTH = 8
@@ -21,18 +21,21 @@ _PLAIN_TYPES = ("integer", "number", "boolean", "null")
 
 
 def gemma_calls(rules: Rules, schemas: Mapping[str, Schema], one: bool) -> str:
-    older = "<start_function_call>" in rules.special
-    begin, quote, end = (
-        ("<start_function_call>", "<escape>", "<end_function_call>")
-        if older
-        else ("<|tool_call>", '<|"|>', "<tool_call|>")
-    )
+    begin, quote, end = gemma_words(rules.special)
     notation = _Notation(rules, quote)
     options = []
     for name, schema in schemas.items():
+        rules.tool(name)
         head, arguments = rules.word(f"{begin}call:{name}"), arguments_schema(_merged(schema, schema))
         options.append(f"{head} {notation.object(arguments, schema, 0)} {rules.word(end)}")
     return repeated(rules.rule(" | ".join(options)), "", one)
+
+
+def gemma_words(special: Special) -> tuple[str, str, str]:
+    """What opens a call, stands around strings, and closes a call, in the notation of a tokenizer's model."""
+    if "<start_function_call>" in special:
+        return "<start_function_call>", "<escape>", "<end_function_call>"
+    return "<|tool_call>", '<|"|>', "<tool_call|>"
 
 
 class _Notation:
@@ -47,7 +50,10 @@ class _Notation:
         part = resolved(part, root)
         self._left -= 1
         if not isinstance(part, Mapping) or depth > _MOST_DEPTH or self._left < 0:
+            if part is not None:
+                self._rules.hold({"$ref": part}, "$ref")  # what does not end, as nothing else gets so deep
             return self.any()
+        self._rules.hold(part, "oneOf", "not", "if")
         part = _merged(part, root)
         enum = part.get("enum", [part["const"]] if "const" in part else None)
         if isinstance(enum, list) and enum:
@@ -69,10 +75,14 @@ class _Notation:
         return self._rules.choice(options)
 
     def string(self, part: Schema | None = None) -> str:
+        self._rules.hold_format(part)
         return f"{self._rules.word(self._quote)} {self._rules.until(self._quote, part=part)}"
 
     def object(self, part: Schema, root: Schema, depth: int) -> str:
+        self._rules.hold(part, *COUNTED, "patternProperties")
         properties = properties_of(part)
+        if not properties and isinstance(part.get("additionalProperties"), Mapping):
+            self._rules.hold(part, "additionalProperties")
         if not properties:
             return '"{}"' if part.get("additionalProperties") is False else self._free("{", "}")
         required = _required(part)
@@ -97,6 +107,9 @@ class _Notation:
     def _list(self, part: Schema, root: Schema, depth: int) -> str:
         least, most = (value if _is_count(value := part.get(name)) else None for name in ("minItems", "maxItems"))
         first = part.get("prefixItems")
+        self._rules.hold(part, "uniqueItems", "contains")
+        if isinstance(first, list) and (least or 0) > len(first):
+            self._rules.hold(part, "minItems")
         items = [
             self._rules.rule(self.value(one, root, depth + 1)) for one in (first if isinstance(first, list) else ())
         ]

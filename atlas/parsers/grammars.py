@@ -9,28 +9,78 @@ hold the names, which of them have to be there, and each value that is not a str
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from atlas.parsers.grammar_gemma import gemma_calls
-from atlas.parsers.grammar_rules import Rules, Schema, Special, arguments_schema, properties_of, repeated
-from atlas.parsers.schema_types import types_of
+from atlas.engine.grammar import mended
+from atlas.parsers import TOOL_FORMATS
+from atlas.parsers.grammar_gemma import gemma_calls, gemma_words
+from atlas.parsers.grammar_rules import (
+    COMBINED,
+    COUNTED,
+    Rules,
+    Schema,
+    Special,
+    arguments_schema,
+    has_limits,
+    properties_of,
+    repeated,
+)
+from atlas.parsers.schema_types import types_of, united
 
 
 def tool_grammar(
-    format_name: str, schemas: Mapping[str, Schema], *, special: Special, one: bool, otherwise: str = ""
+    format_name: str,
+    schemas: Mapping[str, Schema],
+    *,
+    special: Special,
+    one: bool,
+    strict: Collection[str] = (),
+    free: bool = False,
+    otherwise: str = "",
 ) -> str:
     """A grammar of calls of these tools, at least one of them.
 
     format_name: of `TOOL_FORMATS`.  schemas: name -> JSON schema of the arguments; at least one.
     special: the tokenizer's special tokens, text -> id.  one: there is exactly one call.
+    strict: tools whose schemas have to be enforced whole; keywords of others that cannot be are left out.
+    free: any text may stand before the calls, or in their place.
     otherwise: the body of a rule, for an answer that may be this instead.
+
+    Raises:
+        RequestError: a strict tool's schema has what the format cannot hold; `where` is the tool's name.
     """
-    rules = Rules(special)
-    start = _FORMATS[format_name](rules, schemas, one)
+    rules = Rules(special, strict)
+    schemas = {name: mended(schema) for name, schema in schemas.items()}
+    start = _free(rules, format_name, schemas, one) if free else _FORMATS[format_name](rules, schemas, one)
     if otherwise:
         start = f"{rules.rule(start)} | {rules.rule(otherwise)}"
     rules.rule(start, name="start")
     return rules.text()
+
+
+def _free(rules: Rules, format_name: str, schemas: Mapping[str, Schema], one: bool) -> str:
+    """Text, calls, or calls behind a text. The text has no word that the parser would take for the beginning of one."""
+    write, parser = _FORMATS[format_name], TOOL_FORMATS[format_name]
+    if not parser.opens:  # calls stand where the answer begins, or are none
+        return f"{rules.rule(write(rules, schemas, one))} | {rules.free(begins=parser.bare)}"
+    opener = opener_of(format_name, rules.special)
+    others = [word for word in parser.opens if word != opener]
+    text = rules.free(opener, *others)
+    before = rules.until(opener, *others)
+    listed = format_name in _LISTED or (format_name == "mistral" and "[ARGS]" not in rules.special)
+    rules.opened = opener
+    calls = rules.rule(write(rules, schemas, one or not listed))
+    rules.opened = ""
+    if not (one or listed):
+        calls += f" ({rules.word(chr(10))}? {rules.rule(write(rules, schemas, True))})*"
+    return f"{text} | {before} {calls}"
+
+
+def opener_of(format_name: str, special: Special) -> str:
+    """The word that opens calls, for formats that have one."""
+    if format_name == "gemma":
+        return gemma_words(special)[0]
+    return TOOL_FORMATS[format_name].opens[0]
 
 
 # ---- arguments as JSON -------------------------------------------------------------------------
@@ -40,6 +90,7 @@ def _json_calls(rules: Rules, schemas: Mapping[str, Schema], before: str, after:
     """A call of one of the tools; `before` and `after` stand around the arguments, NAME in them for the name."""
     options = []
     for name, schema in schemas.items():
+        rules.tool(name)
         arguments = rules.json(arguments_schema(schema))
         options.append(f"{rules.word(before.replace('NAME', name))} {arguments} {rules.word(after)}")
     return rules.rule(" | ".join(options))
@@ -76,23 +127,35 @@ def _deepseek(rules: Rules, schemas: Mapping[str, Schema], one: bool) -> str:
 # ---- arguments as bare text --------------------------------------------------------------------
 
 
-def _parameters(schema: Schema, write: Callable[[str, Schema], str]) -> str:
+def _parameters(rules: Rules, schema: Schema, write: Callable[[str, Schema], str]) -> str:
     """The parameters in the schema's order, those that need not be there in brackets."""
     properties = {name: part if isinstance(part, Mapping) else {} for name, part in properties_of(schema).items()}
     required = schema.get("required", ())
+    rules.hold(schema, *COMBINED, *COUNTED, "patternProperties", "$ref")
     return " ".join(write(name, part) + ("" if name in required else "?") for name, part in properties.items())
 
 
 def _value(rules: Rules, part: Schema, root: Schema, word: str, *never: str, frame: str = "") -> str:
     """A value written as bare text, and the word that closes it. frame: stands on both sides of it."""
+    one = united(part, root)
+    part = one if isinstance(one, Mapping) else part
     enum = part.get("enum", [part["const"]] if "const" in part else None)
     open_, close = rules.word(frame) if frame else "", rules.word(frame, word)
     if isinstance(enum, list) and enum:
         texts = [item if isinstance(item, str) else json.dumps(item, ensure_ascii=False) for item in enum]
         return f"{open_} {rules.choice([rules.word(text) for text in texts])} {close}"
-    if _is_text(part, root):
-        return f"{open_} {rules.until(word, *never, frame=frame, part=part)}"
-    return f"{open_} {rules.json(part, root)} {close}"
+    if not _is_text(part, root):
+        return f"{open_} {rules.json(part, root)} {close}"
+    rules.hold(part, *COMBINED)
+    rules.hold_format(part)
+    types = types_of(part, root)
+    if types - {"string", "null", "boolean"}:
+        rules.hold(part, "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "items")
+        rules.hold(part, "properties", "additionalProperties", "minItems", "maxItems", "pattern")
+    text = rules.until(word, *never, frame=frame, part=part)
+    if "null" in types and has_limits(part):
+        text = rules.choice([f"{rules.word('null')} {close}", text])
+    return f"{open_} {text}"
 
 
 def _is_text(part: Schema, root: Schema) -> bool:
@@ -107,11 +170,12 @@ def _tagged(
     """A call of one of the tools between tags, NAME in `begin` for its name."""
     options = []
     for name, schema in schemas.items():
+        rules.tool(name)
 
         def write(parameter_name: str, part: Schema, schema: Schema = schema) -> str:
             return rules.rule(parameter(schema, parameter_name, part))
 
-        body = _parameters(schema, write)
+        body = _parameters(rules, schema, write)
         options.append(f"{rules.word(begin.replace('NAME', name))} {body} {rules.word(end)}")
     return rules.rule(" | ".join(options))
 
@@ -135,13 +199,18 @@ def _glm(rules: Rules, schemas: Mapping[str, Schema], one: bool) -> str:
 
     options = []
     for name, schema in schemas.items():
+        rules.tool(name)
 
         def write(parameter_name: str, part: Schema, schema: Schema = schema) -> str:
             return rules.rule(parameter(schema, parameter_name, part))
 
         head, tail = rules.word(f"<tool_call>{name}"), rules.word("</tool_call>")
-        options.append(f"{head} {line} {_parameters(schema, write)} {tail}")
+        options.append(f"{head} {line} {_parameters(rules, schema, write)} {tail}")
     return repeated(rules.rule(" | ".join(options)), line, one)
+
+
+def _quoted(name: str) -> str:
+    return f"'{name}'" if '"' in name else f'"{name}"'
 
 
 def _minimax(rules: Rules, schemas: Mapping[str, Schema], one: bool) -> str:
@@ -149,7 +218,7 @@ def _minimax(rules: Rules, schemas: Mapping[str, Schema], one: bool) -> str:
 
     def parameter(schema: Schema, name: str, part: Schema) -> str:
         value = _value(rules, part, schema, "</parameter>", outer)
-        return f"{rules.word('<parameter name=', json.dumps(name), '>')} {value} {rules.word(chr(10))}"
+        return f"{rules.word(f'<parameter name={_quoted(name)}>')} {value} {rules.word(chr(10))}"
 
     call = _tagged(rules, schemas, '<invoke name="NAME">\n', parameter, "</invoke>\n")
     begin = rules.word("<minimax:tool_call>\n")
@@ -162,13 +231,16 @@ def _deepseek_v32(rules: Rules, schemas: Mapping[str, Schema], one: bool) -> str
     def parameter(schema: Schema, name: str, part: Schema) -> str:
         string = "true" if _is_text(part, schema) else "false"
         value = _value(rules, part, schema, f"</{mark}parameter>", outer)
-        head = rules.word(f'<{mark}parameter name="{name}" string="{string}">')
+        head = rules.word(f'<{mark}parameter name={_quoted(name)} string="{string}">')
         return f"{head} {value} {rules.word(chr(10))}"
 
     call = _tagged(rules, schemas, f'<{mark}invoke name="NAME">\n', parameter, f"</{mark}invoke>\n")
     begin = rules.word(f"<{mark}function_calls>\n")
     return f"{begin} {repeated(call, '', one)} {rules.word(outer)}"
 
+
+_LISTED = ("deepseek", "deepseek_v32", "minimax")
+"""Formats in which one word opens all calls."""
 
 _FORMATS: Mapping[str, Callable[[Rules, Mapping[str, Schema], bool], str]] = {
     "hermes": _hermes,

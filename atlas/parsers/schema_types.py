@@ -16,6 +16,7 @@ from atlas.parsers.json_object import parsed
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)(\.0+)?")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _ANY = frozenset({"integer", "number", "boolean", "object", "array", "null"})
+_NOTES = ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
 _DEPTH = 16
 """Of references and alternatives that are followed: a schema may refer to itself."""
 
@@ -82,6 +83,35 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
         if not isinstance(schema, Mapping) or not isinstance(reference := schema.get("$ref"), str):
             break
         schema = _resolve(reference, root)
+    return schema
+
+
+def united(schema: Any, root: Mapping[str, Any]) -> Any:
+    """A schema whose alternatives are few and simple as one without them: of types, or of values. Others are left."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, Mapping):
+        return schema
+    rest = {name: value for name, value in schema.items() if name not in ("anyOf", "oneOf", *_NOTES)}
+    parts = schema.get("anyOf", schema.get("oneOf"))
+    if rest or not isinstance(parts, list):
+        return schema
+    parts = [united(part, root) for part in parts[:64]]
+    if not all(isinstance(part, Mapping) for part in parts):
+        return schema
+    bare = [{name: value for name, value in part.items() if name not in _NOTES} for part in parts]
+    nothing, others = [part for part in bare if part == {"type": "null"}], [p for p in bare if p != {"type": "null"}]
+    if len(others) == 1 and nothing:
+        (other,) = others
+        if "enum" in other or "const" in other:
+            return {"enum": [*other.get("enum", [other.get("const")]), None]}
+        types = other.get("type")
+        if isinstance(types, str):
+            return {**other, "type": [types, "null"]}
+    if all(set(part) == {"type"} for part in bare):
+        named = [part["type"] for part in bare]
+        flat = [name for types in named for name in ([types] if isinstance(types, str) else types)]
+        overlap = len({*flat}) < len(flat) or {"integer", "number"} <= {*flat}
+        return schema if overlap and "oneOf" in schema else {"type": flat}
     return schema
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from atlas.engine.grammar import WHITESPACE
+from atlas.engine.grammar import WHITESPACE, mended
 from atlas.engine.sampling import Grammar
+from atlas.errors import RequestError
 from atlas.parsers.grammar_rules import slashed
 from atlas.parsers.grammars import tool_grammar
 from atlas.serve.errors import ApiError, invalid
@@ -38,20 +39,36 @@ async def answer_grammar(
     checker, special = frontend.grammars, frontend.tokenizer.special_tokens
     wanted = grammar_of(request)
     text = None if wanted is None else await checker.check(wanted)
-    if format_name is None or (text is None and not forced):
+    functions = {tool.function.name: tool.function for tool in request.tools or []}
+    strict = frozenset(name for name in schemas if functions[name].strict)
+    if format_name is None or (text is None and not forced and not strict):
         return text
     # What the text must be says nothing of calls: with both, the model chooses by its first token.
     otherwise = _body(text, wanted.where) if wanted and text and not forced else ""
-    write = partial(tool_grammar, format_name, schemas, special=special, one=one, otherwise=otherwise)
+    write = partial(
+        tool_grammar,
+        format_name,
+        special=special,
+        one=one,
+        strict=strict,
+        free=not forced and not otherwise,
+        otherwise=otherwise,
+    )
+    places = {name: f"tools[{place}].function.parameters" for place, name in enumerate(functions)}
     try:
-        calls = await frontend.run(write, body_size)
-    except RecursionError:
-        raise invalid("tools", "schemas nested too deeply", code="grammar_too_large") from None
+        calls = await frontend.run(partial(write, schemas), body_size)
+    except RequestError as error:
+        raise invalid(places[error.where], error.found, error.accepted, code="invalid_grammar") from None
     try:
         return await checker.check(Wanted(Grammar("lark", calls), "tools"))
     except ApiError:
-        for position, tool in enumerate(request.tools or []):  # which of them is it?
-            await checker.check(schema_of(tool.function.parameters or {}, f"tools[{position}].function.parameters"))
+        for name, schema in schemas.items():  # which of them is it?
+            alone = await frontend.run(partial(write, {name: schema}), body_size)
+            try:
+                await checker.check(Wanted(Grammar("lark", alone), places[name]))
+            except ApiError:
+                await checker.check(schema_of(dict(schema), places[name]))
+                raise
         raise
 
 
@@ -59,6 +76,7 @@ def _body(grammar: Grammar, where: str) -> str:
     """The grammar as the body of a rule. Raises ApiError 400 for one that is a whole set of rules."""
     if grammar.syntax in ("json_object", "json_schema"):
         schema: dict[str, Any] = json.loads(grammar.text) if grammar.text else {"type": "object"}
+        schema = mended(schema)
         guidance = {"whitespace_pattern": WHITESPACE, "lenient": False}
         return f"%json {json.dumps({**schema, 'x-guidance': guidance}, ensure_ascii=False)}"
     if grammar.syntax == "regex":
