@@ -87,7 +87,7 @@ class Frontend:
             digest = checkpoint.digest()
             presets = Presets.of(checkpoint.config, checkpoint.generation_config, template, config, origins)
         for words in (shown_words(None, presets.markers), shown_words(presets.parser, presets.markers)):
-            tokenizer.show(words)  # made here: for a large vocabulary it takes a second
+            tokenizer.stream(words)  # so that what it needs is made here, and not when a request waits
         if template is not None:
             # Found here by rendering, which stalls no stream.
             logger.debug("calls of the history are rendered in this way: %s", template.call_style)

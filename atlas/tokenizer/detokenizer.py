@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import tokenizers
 from tokenizers.decoders import DecodeStream
@@ -83,11 +83,14 @@ class ByteDetokenizer:
 class ByteTable(dict[int, bytes]):
     """What each token of such a tokenizer stands for: nothing if it is special or unknown. Filled as tokens come."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, byte_of: Mapping[str, int]) -> None:
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, byte_of: Mapping[str, int], shown: Collection[int] = ()
+    ) -> None:
+        """shown: ids of special tokens that stand for their text."""
         super().__init__()
         self._tokenizer, self._byte_of = tokenizer, byte_of
-        added = tokenizer.get_added_tokens_decoder().values()
-        self._special = frozenset(token.content for token in added if token.special)
+        added = tokenizer.get_added_tokens_decoder().items()
+        self._special = frozenset(token.content for index, token in added if token.special and index not in shown)
 
     def __missing__(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)

@@ -37,7 +37,8 @@ class Tokenizer:
     def __init__(self, files: TokenizerFiles, config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> None:
         self._document = files.tokenizer_json
         self._showing: dict[frozenset[int], tokenizers.Tokenizer] = {}
-        self._tables: dict[frozenset[str], ByteTable] = {}
+        self._in_words: dict[frozenset[str], frozenset[int]] = {}
+        self._tables: dict[frozenset[int], ByteTable] = {}
         self._source = files.source
         self._tokenizer = self._load(files.tokenizer_json)
         added = self._tokenizer.get_added_tokens_decoder()
@@ -211,20 +212,25 @@ class Tokenizer:
     def stream(self, shown: frozenset[str] = frozenset()) -> Detokenizer | ByteDetokenizer:
         """A detokenizer for one sequence that is being generated.
 
-        shown: words of formats of reasoning and tool calls; special tokens that they consist of are not skipped. The
-            first use of a set of words reads the tokenizer once more: see `show`.
+        shown: words of formats of reasoning and tool calls; special tokens that they consist of are not skipped. Of
+            tokenizers whose tokens are not plainly bytes, the first use of such words makes a copy, which may take a
+            second.
         """
-        tokenizer = self.show(shown)
         if not self._is_only_byte_level:
-            return Detokenizer(tokenizer)
-        if (table := self._tables.get(shown)) is None:
-            table = self._tables[shown] = ByteTable(tokenizer, _BYTE_OF)
+            return Detokenizer(self.show(shown))
+        ids = self._special_in(shown)
+        if (table := self._tables.get(ids)) is None:
+            table = self._tables[ids] = ByteTable(self._tokenizer, _BYTE_OF, ids)
         return ByteDetokenizer(table)
+
+    def _special_in(self, words: frozenset[str]) -> frozenset[int]:
+        return frozenset(
+            index for index, token in self._special.items() if any(token.content in word for word in words)
+        )
 
     def show(self, words: frozenset[str]) -> tokenizers.Tokenizer:
         """The tokenizer to whose decoder the special tokens in these words are text. Made once for each set."""
-        ids = frozenset(index for index, token in self._special.items() if any(token.content in word for word in words))
-        if not ids:
+        if not (ids := self._special_in(words)):
             return self._tokenizer
         if (made := self._showing.get(ids)) is None:
             document = json.loads(self._document)
