@@ -60,8 +60,6 @@ constexpr int kRest = kSides * kStaged + kGroupFactors + kRowScales + Factors::k
 using Product = atlas::DecodeProduct<Split, launch::shared, kRest + Cluster::kBytes>;
 static_assert(launch::block == atlas::decode_threads(Weights::kMovesRegisters, kSides),
               "consumers and those who copy");
-static_assert(kTogether == 1 || ceil_div(kBlocks, kTogether) % knobs::RANGES == 0,
-              "scratch is for one row block of a group");
 static_assert(!kF8Out || (kTogether == 2 && kSides == 1),
               "a thread has both halves of a group of 128 columns");
 
