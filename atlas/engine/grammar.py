@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -30,6 +31,10 @@ CACHED = 128
 WHITESPACE = r" |\n(?: {0,32}|\t{0,8})"
 """What may stand between two parts of a JSON text: nothing, a space, or a new line with indentation. Bounded, because
 small models that are allowed to write whitespace without end do so."""
+
+_SALT = secrets.token_hex(8)
+_LARK = re.compile(r"""//[^\n]*|"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|<(?P<special>[^<>\[\s][^<>\s]*)>""", re.DOTALL)
+"""Of a Lark grammar: comments, strings, regular expressions, and names of special tokens, which are none of these."""
 
 _CLASS = re.compile(r"\\.|\[\^", re.DOTALL)
 _JSON: Any = {"whitespace_pattern": WHITESPACE, "lenient": False}
@@ -101,7 +106,8 @@ class Compiler:
             self.tokenizer, source(grammar), log_level=0, limits=llguidance.LLParserLimits(**LIMITS)
         )
         if compiled.is_error():
-            raise RequestError("grammar", _one_line(compiled.get_error()), f"a {grammar.syntax} that can be followed")
+            fault = _one_line(compiled.get_error()).replace(_SALT, "")
+            raise RequestError("grammar", fault, f"a {grammar.syntax} that can be followed")
         with self._lock:
             self._cache[grammar] = compiled
             if len(self._cache) > CACHED:
@@ -131,9 +137,9 @@ def source(grammar: Grammar) -> str:
             case "choice":
                 return LLMatcher.grammar_from_lark(_alternatives(grammar.text))
             case "gbnf":
-                return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.text))
+                return LLMatcher.grammar_from_lark(_salted(gbnf_to_lark(grammar.text)))
             case _:
-                return LLMatcher.grammar_from_lark(grammar.text)
+                return LLMatcher.grammar_from_lark(_salted(grammar.text))
     except GbnfToLarkError as error:
         raise RequestError("grammar", _one_line(str(error)), "a grammar as llama.cpp writes it") from None
     except (ValueError, RecursionError, UnicodeEncodeError) as error:
@@ -161,11 +167,43 @@ def tokenizer_of(document: str, ends: Iterable[int]) -> llguidance.LLTokenizer:
     """Of a `tokenizers` document, with one of the model's end tokens: where a matcher allows it, its text may end."""
     import llguidance
 
+    document = _hide_special_tokens(document)
     first = next(iter(ends), None)
     try:
         return llguidance.LLTokenizer(document, eos_token=first)
     except ValueError:  # an id that the tokenizer does not have
         return llguidance.LLTokenizer(document)
+
+
+def hidden(special: str) -> str:
+    """The name that a special token has in llguidance.
+
+    Where a grammar leaves one text only, llguidance takes the tokens that the tokenizer makes of it, and a tokenizer
+    makes a special token of that token's text, which no matcher accepts. So the names are such as no grammar has.
+    """
+    return f"<{_SALT}{special[1:]}" if special.startswith("<") else _SALT + special
+
+
+def _hide_special_tokens(document: str) -> str:
+    """A `tokenizers` document in which special tokens have the names that `hidden` gives them."""
+    tokenizer = json.loads(document)
+    texts = {token["content"] for token in tokenizer.get("added_tokens") or () if token.get("special")} - {""}
+    for token in tokenizer.get("added_tokens") or ():
+        if token["content"] in texts:
+            token["content"] = hidden(token["content"])
+    model = tokenizer["model"]
+    if isinstance(vocab := model.get("vocab"), dict):
+        model["vocab"] = {hidden(text) if text in texts else text: index for text, index in vocab.items()}
+    elif isinstance(vocab, list):  # Unigram: pieces and their scores
+        model["vocab"] = [[hidden(text) if text in texts else text, score] for text, score in vocab]
+    if model.get("unk_token") in texts:
+        model["unk_token"] = hidden(model["unk_token"])
+    tokenizer["post_processor"] = None  # it names special tokens, and matchers want none around a text
+    return json.dumps(tokenizer)
+
+
+def _salted(lark: str) -> str:
+    return _LARK.sub(lambda found: f"<{_SALT}{found['special']}>" if found["special"] else found[0], lark)
 
 
 def _without_escaped(schema: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from atlas.engine.grammar import Compiler
+from atlas.engine.grammar import Compiler, hidden
 from atlas.engine.sampling import Grammar
 from atlas.errors import RequestError
 
@@ -127,7 +127,7 @@ class _Bytes:
         for byte in range(256):
             self.tokens[next(free)] = bytes([byte])
         for text, index in special.items():
-            self.tokens[index] = text.encode()
+            self.tokens[index] = hidden(text).encode()
         self.eos_token_id = next(free) if not taken else min(taken)
         if not taken:
             self.tokens[self.eos_token_id] = b"<end>"
