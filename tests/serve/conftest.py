@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from responses_server import start_reasoner
 from serve_harness import ANSWER, RunningServer, Start, behaviour, make_checkpoint
 
 from atlas.engine.sampling import choice_seed
@@ -47,6 +48,16 @@ def shared(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterat
     """A server that no test may damage."""
     script: dict[str, Any] = {"default": behaviour(ANSWER), "behaviours": BEHAVIOURS}
     server = RunningServer(tmp_path_factory.mktemp("shared"), script, checkpoint)
+    try:
+        yield server.wait_ready()
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def reasoner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The server that tests of /v1/responses share."""
+    server = start_reasoner(tmp_path_factory.mktemp("reasoner"))
     try:
         yield server.wait_ready()
     finally:
