@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -222,3 +223,58 @@ def test_every_field_with_some_absurd_values(server: RunningServer, path: str) -
 @pytest.mark.parametrize("path", sorted(POSTS))
 def test_every_field_with_all_absurd_values(server: RunningServer, path: str) -> None:
     run(server, path, lambda place: ABSURD)
+
+
+QUERY = [
+    "",
+    "0",
+    "-1",
+    "1",
+    "true",
+    "NaN",
+    "1e999",
+    "9" * 400,
+    "x" * 20_000,
+    "%00",
+    "%ff%fe",
+    "%F0%9F%98%80",
+    "[]",
+    "a&limit=2",
+]
+NAMES = [
+    "x",
+    "%00",
+    "%ff",
+    "..",
+    "%2e%2e%2f",
+    "a/b",
+    "%F0%9F%98%80",
+    "y" * 3000,
+    "resp_" + "0" * 48,
+    "'%22<script>",
+    " ",
+    "?",
+]
+
+
+def test_every_query_and_path_with_absurd_values(server: RunningServer) -> None:
+    made = server.http.post("/v1/responses", json={"input": "yo"}).json()["id"]
+    count = 0
+    for endpoint in ENDPOINTS:
+        if endpoint.body is not None:
+            continue
+        names = [made, *NAMES] if "{" in endpoint.path else [""]
+        for name in names:
+            path = re.sub(r"\{.*\}", lambda _, name=name: name, endpoint.path)
+            queries = ["unknown=1", *(f"{key}={value}" for key in endpoint.query for value in QUERY)]
+            for query in [""] if endpoint.method == "DELETE" else ["", *queries]:
+                answer = server.http.request(endpoint.method, f"{path}?{query}")
+                count += 1
+                shown = f"{endpoint.method} {path[:80]}?{query[:80]}: {answer.status_code} {answer.text[:300]}"
+                assert answer.status_code < 500, shown
+                if answer.status_code >= 400:
+                    error = json.loads(answer.text)["error"]
+                    assert error["message"] and error["type"] and error["code"] and len(answer.text) < 2000, shown
+                if answer.status_code == 400:
+                    assert error["param"] and error["param"].split("[")[0] in error["message"], shown
+    assert count > 200 and server.health() == 200
