@@ -225,14 +225,30 @@ def _minimax(rules: Rules, schemas: Mapping[str, Schema], one: bool) -> str:
     return f"{begin} {repeated(call, '', one)} {rules.word(outer)}"
 
 
+def _halves(part: Schema, root: Schema) -> list[tuple[str, Schema]]:
+    """A schema as those of its strings ("true") and of its other values ("false"), of which there may be none."""
+    one = united(part, root)
+    part = one if isinstance(one, Mapping) else part
+    enum = part.get("enum", [part["const"]] if "const" in part else None)
+    if isinstance(enum, list) and enum:
+        parts = [[item for item in enum if isinstance(item, str) is string] for string in (True, False)]
+        return [(word, {"enum": items}) for word, items in zip(("true", "false"), parts, strict=True) if items]
+    if not _is_text(part, root):
+        return [("false", part)]
+    others = sorted(types_of(part, root) - {"string"})
+    return [("true", {**part, "type": "string"}), *([("false", {**part, "type": others})] if others else [])]
+
+
 def _deepseek_v32(rules: Rules, schemas: Mapping[str, Schema], one: bool) -> str:
     mark, outer = "｜DSML｜", "</｜DSML｜function_calls>"
 
     def parameter(schema: Schema, name: str, part: Schema) -> str:
-        string = "true" if _is_text(part, schema) else "false"
-        value = _value(rules, part, schema, f"</{mark}parameter>", outer)
-        head = rules.word(f'<{mark}parameter name={_quoted(name)} string="{string}">')
-        return f"{head} {value} {rules.word(chr(10))}"
+        options = []
+        for string, half in _halves(part, schema):
+            value = _value(rules, half, schema, f"</{mark}parameter>", outer)
+            head = rules.word(f'<{mark}parameter name={_quoted(name)} string="{string}">')
+            options.append(f"{head} {value} {rules.word(chr(10))}")
+        return rules.choice(options)
 
     call = _tagged(rules, schemas, f'<{mark}invoke name="NAME">\n', parameter, f"</{mark}invoke>\n")
     begin = rules.word(f"<{mark}function_calls>\n")
