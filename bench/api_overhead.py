@@ -208,7 +208,7 @@ def measure(case: str, model: Path, rounds: int, seconds: float) -> Row:
         with tempfile.TemporaryDirectory() as folder:
             bench = Bench(case, streams, rate, seconds, model, Path(folder))
             try:
-                runs = [bench.round() for _ in range(rounds)]
+                runs = [bench.round() for _ in range(rounds if streams > 1 else 4 * rounds)]
             finally:
                 bench.close()
         if name == "many":

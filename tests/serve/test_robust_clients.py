@@ -145,7 +145,7 @@ def test_clients_that_go_away_free_their_sequences(start: Start, how: str) -> No
         connection.close()
     began = time.monotonic()
     eventually(lambda: aborts(server) == 12 * 7, 10)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 5
     info = server.http.get("/server_info").json()
     assert info["engine"]["running"] == 0 and server.health() == 200
 
@@ -178,9 +178,10 @@ def test_2000_idle_connections(start: Start) -> None:
     for connection in idle:
         _until(connection, b'{"status":"ok"}')
     each = (memory(server) - before) / len(idle) * 1e3
+    print(f"{each:.1f} KB a connection, an answer takes {alone * 1e3:.1f} ms alone")
     assert each < 40, f"{each:.1f} KB a connection"
     beside = statistics.median(seconds_of_an_answer(server) for _ in range(20))
-    assert beside < 4 * alone + 0.02
+    assert beside < 4 * alone + 0.05
     for connection in idle:  # all are still usable
         connection.sendall(ask)
     for connection in idle:
