@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import messages_harness
 import pytest
 from responses_server import start_reasoner
 from serve_harness import ANSWER, RunningServer, Start, behaviour, make_checkpoint
@@ -58,6 +59,16 @@ def shared(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterat
 def reasoner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """The server that tests of /v1/responses share."""
     server = start_reasoner(tmp_path_factory.mktemp("reasoner"))
+    try:
+        yield server.wait_ready()
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def messages_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Another one, of a model with tools and reasoning."""
+    server = messages_harness.start_server(tmp_path_factory.mktemp("messages"))
     try:
         yield server.wait_ready()
     finally:

@@ -3,126 +3,34 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
-import httpx
 import pydantic
 import pytest
-from anthropic.types import ModelInfo
-from serve_harness import ANSWER, SPECIAL, RunningServer, Start, behaviour, eventually, make_checkpoint
-
-TEMPLATE = (
-    "{{ bos_token }}{% if tools %}<|user|>tools {{ tools | tojson }}<|eot|>{% endif %}"
-    "{% for m in messages %}<|{{ 'assistant' if m.role == 'assistant' else 'user' }}|>{{ m.role }}:"
-    "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments | tojson }})#{{ c.id }}{% endfor %}"
-    "{% if m.tool_call_id %}@{{ m.name }}#{{ m.tool_call_id }}{% endif %}<|eot|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>"
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+from messages_harness import (
+    GROUPS,
+    HI,
+    SEEDS,
+    TEXTS,
+    TOOLS,
+    WEATHER,
+    client,
+    create,
+    fields_of,
+    kinds,
+    last,
+    plain,
+    prompt_text,
+    refused,
+    stream,
 )
-THINK = "<think>\nLet me see 😀\n</think>\n\n"
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich 😀", "days": 3}}\n</tool_call>'
-NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-TEXTS = {
-    "call": f"{THINK}I look.\n{CALL}",
-    "calls": f"{CALL}\n{NOW}",
-    "thought": f"{THINK}Grüezi!",
-    "broken": '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich", "days": ',
-    "late": f"{CALL}\nand then",
-}
-SEEDS = {name: 100 + 10 * place for place, name in enumerate(TEXTS)}
-GROUPS = (1, 2, 3, 7, 1000)
-"""How many tokens the engine puts into one output: seed SEEDS[name] + place."""
-
-HI = [{"role": "user", "content": "hi"}]
-WEATHER = {
-    "name": "weather",
-    "description": "Tells it",
-    "input_schema": {
-        "type": "object",
-        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-        "required": ["city"],
-    },
-}
-TOOLS = [WEATHER, {"name": "now", "input_schema": {"type": "object", "properties": {}}}]
+from serve_harness import ANSWER, RunningServer
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("messages")
-    model = make_checkpoint(folder / "tiny", chat_template=TEMPLATE)
-    behaviours = {
-        str(SEEDS[name] + place): behaviour(text, group=group)
-        for name, text in TEXTS.items()
-        for place, group in enumerate(GROUPS)
-    }
-    behaviours |= {
-        "1": behaviour("abcDEFGHIJklm"),
-        "2": behaviour("uvwxyz", end=None),
-        "3": behaviour("slow ", end=None, delay=0.05),
-        "5": behaviour('{"number": 7}'),
-        "4": behaviour("broken", error_after=3, delay=0.05),
-    }
-    script = {"default": behaviour(ANSWER), "behaviours": behaviours, "max_context": 4096}
-    found = RunningServer(folder, script, model, "--tool-parser", "hermes", "--reasoning-parser", "think")
-    try:
-        yield found.wait_ready()
-    finally:
-        found.close()
-
-
-def client(server: RunningServer, **options: Any) -> anthropic.Anthropic:
-    return anthropic.Anthropic(
-        **{"base_url": server.url, "api_key": "none", "max_retries": 0, "timeout": 10, **options}
-    )
-
-
-def fields_of(seed: int | None, fields: dict[str, Any]) -> dict[str, Any]:
-    """Of a call of the client; what its signature does not have goes beside it."""
-    told = {"model": "tiny", "max_tokens": 256, "messages": HI, **fields}
-    extra = {name: told.pop(name) for name in ("temperature", "top_p", "top_k", "chat_template_kwargs") if name in told}
-    return {**told, "extra_body": extra | ({} if seed is None else {"seed": seed})}
-
-
-def create(server: RunningServer, seed: int | None = None, **fields: Any) -> Any:
-    return client(server).messages.create(**fields_of(seed, fields))
-
-
-def stream(server: RunningServer, seed: int | None = None, **fields: Any) -> Any:
-    """The final message of the client's stream helper."""
-    with client(server).messages.stream(**fields_of(seed, fields)) as events:
-        return events.get_final_message()
-
-
-def plain(message: Any) -> dict[str, Any]:
-    """A message without what is different each time."""
-    value: dict[str, Any] = message.to_dict()
-    assert re.fullmatch("msg_[0-9a-f]{24}", value.pop("id"))
-    for block in value["content"]:
-        if block["type"] == "tool_use":
-            assert re.fullmatch("[A-Za-z0-9_-]+", block.pop("id"))
-        block.pop("parsed_output", None)
-    return value
-
-
-def kinds(message: Any) -> list[str]:
-    return [block.type for block in message.content]
-
-
-def last(server: RunningServer) -> dict[str, Any]:
-    entry: dict[str, Any] = server.events("submit")[-1]
-    return entry
-
-
-def prompt_text(server: RunningServer) -> str:
-    """What the engine was given last, special tokens by their names."""
-    data = b""
-    for token in last(server)["prompt"]:
-        data += SPECIAL[token].encode() if token < len(SPECIAL) else bytes([token - len(SPECIAL)])
-    return data.decode()
+@pytest.fixture
+def server(messages_server: RunningServer) -> RunningServer:
+    return messages_server
 
 
 def test_an_answer(server: RunningServer) -> None:
@@ -441,132 +349,3 @@ def test_the_events_of_a_stream(server: RunningServer) -> None:
     assert names[:3] == ["message_start", "ping", "content_block_start"]
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert values[0]["message"]["content"] == [] and values[0]["message"]["stop_reason"] is None
-
-
-CALLED = {"type": "tool_use", "id": "c", "name": "now", "input": {}}
-IMAGE = [{"role": "user", "content": [{"type": "image"}]}]
-
-
-def refused(server: RunningServer, kind: type[anthropic.APIStatusError], **fields: Any) -> dict[str, Any]:
-    with pytest.raises(kind) as caught:
-        create(server, **fields)
-    error = caught.value
-    assert type(error) is kind and error.request_id and error.error_code == error.body["error"]["code"]
-    body: dict[str, Any] = error.body
-    assert body["type"] == "error" and body["request_id"] == error.request_id
-    return body["error"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "code"),
-    [
-        ({"messages": []}, "messages", "empty_array"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "messages.0.content.0.type",
-            "unsupported_content",
-        ),
-        ({"messages": [*HI, {"role": "assistant", "content": [CALLED]}]}, "messages", "invalid_value"),
-        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
-        ({"temperature": -1}, "temperature", "invalid_value"),
-        ({"top_p": 2}, "top_p", "invalid_value"),
-        ({"stop_sequences": ["a", ""]}, "stop_sequences.1", "invalid_value"),
-        ({"stop_sequences": ["a"] * 17}, "stop_sequences", "invalid_value"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type", "unsupported_parameter"),
-        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name", "invalid_value"),
-        ({"tools": [{"name": "f", "input_schema": {"type": "array"}}]}, "tools.0.input_schema.type", "invalid_value"),
-        ({"tools": [WEATHER, WEATHER]}, "tools.1.name", "invalid_value"),
-        ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name", "invalid_value"),
-        ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice.name", "missing_required_parameter"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice", "invalid_value"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens", "invalid_value"),
-        ({"thinking": {"type": "disabled", "budget_tokens": 9}}, "thinking.budget_tokens", "invalid_value"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "invalid_value"),
-    ],
-)
-def test_wrong_fields_are_named_as_the_caller_wrote_them(
-    server: RunningServer, fields: dict[str, Any], param: str, code: str
-) -> None:
-    error = refused(server, anthropic.BadRequestError, **fields)
-    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
-    assert error["message"].startswith(f"{param}: ")
-
-
-def test_other_errors(server: RunningServer) -> None:
-    error = refused(server, anthropic.NotFoundError, model="other")
-    assert (error["type"], error["code"], error["param"]) == ("not_found_error", "model_not_found", "model")
-    response = server.http.post("/v1/messages", content=b"{", headers={"content-type": "application/json"})
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
-    error = refused(server, anthropic.InternalServerError, seed=4)
-    assert (error["type"], error["code"]) == ("api_error", "generation_failed")
-
-
-def test_a_stream_that_breaks_off(server: RunningServer) -> None:
-    text = ""
-    with (
-        pytest.raises(anthropic.APIStatusError) as caught,
-        client(server).messages.stream(**fields_of(4, {})) as events,
-    ):
-        for piece in events.text_stream:
-            text += piece
-    assert text == "br"
-    assert caught.value.body["error"]["type"] == "api_error"
-    assert caught.value.body["error"]["code"] == "generation_failed"
-
-
-def test_a_client_that_goes_away(server: RunningServer) -> None:
-    before = len(server.events("abort"))
-    with client(server).messages.stream(**fields_of(3, {})) as events:
-        next(iter(events.text_stream))
-    assert eventually(lambda: server.events("abort")[before:])[-1]["known"]
-
-
-def test_limits_are_errors_of_this_api(start: Start) -> None:
-    server = start("--requests-per-minute", "2", "--request-timeout", "0.5").wait_ready()
-    with (
-        pytest.raises(anthropic.APIStatusError) as caught,
-        client(server).messages.stream(**fields_of(3, {})) as events,
-    ):
-        events.until_done()
-    assert caught.value.body["error"]["type"] == "timeout_error"
-    error = refused(server, anthropic.GatewayTimeoutError, seed=3)
-    assert (error["type"], error["code"]) == ("timeout_error", "request_timed_out")
-    error = refused(server, anthropic.RateLimitError)
-    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
-
-
-def test_a_server_that_is_not_ready(start: Start) -> None:
-    server = start(load_seconds=60)
-    eventually(lambda: server.health() == 503, 20)
-    error = refused(server, anthropic.ServiceUnavailableError)
-    assert error["type"] == "overloaded_error" and "loading" in error["message"]
-
-
-def test_names_of_models_that_are_not_ours(start: Start) -> None:
-    flags = [flag for name in ("own", "*", "other") for flag in ("--served-model-name", name)]
-    server = start(*flags).wait_ready()
-    for name in ("own", "other", "claude-of-some-day"):
-        message = client(server).messages.create(**{**fields_of(None, {}), "model": name})
-        assert message.model == "own" and message.content
-    assert [model.id for model in server.openai().models.list()] == ["own", "other"]
-    assert server.openai().models.retrieve("other").id == "other"
-    page = client(server).models.list()
-    assert [model.id for model in page] == ["own", "other"] and not page.has_next_page()
-    model = ModelInfo.model_validate_json(server.http.get("/v1/models/other").content)
-    assert (model.display_name, model.created_at.timestamp()) == (
-        "other",
-        client(server).models.retrieve("own").created,
-    )
-
-
-def test_keys(start: Start) -> None:
-    server = start("--api-key", "sk-atlas").wait_ready()
-    here = client(server)
-    assert here.with_options(api_key="sk-atlas").messages.create(**fields_of(None, {})).content
-    bearer = anthropic.Anthropic(base_url=server.url, auth_token="sk-atlas")
-    assert bearer.messages.create(**fields_of(None, {})).content
-    with pytest.raises(anthropic.AuthenticationError) as caught:
-        here.messages.create(**fields_of(None, {}))
-    assert caught.value.body["error"]["type"] == "authentication_error"
-    response = httpx.post(f"{server.url}/v1/messages/count_tokens", json={"model": "tiny", "messages": HI})
-    assert (response.status_code, response.json()["type"]) == (401, "error")
