@@ -156,27 +156,34 @@ def test_removing_a_waiting_sequence_leaves_the_pool_alone() -> None:
     blocks=st.integers(9, 30),
     max_rows=st.integers(8, 64),
     max_logits=st.integers(8, 40),
+    priorities=st.lists(st.integers(-1, 1), min_size=12, max_size=12),
 )
 def test_every_sequence_finishes_and_every_block_comes_back(
-    prompts: list[int], finish: list[int], blocks: int, max_rows: int, max_logits: int
+    prompts: list[int], finish: list[int], blocks: int, max_rows: int, max_logits: int, priorities: list[int]
 ) -> None:
     """Random loads, with preemption: a step never exceeds its budgets, never runs a sequence without
-    the blocks for its rows, and no two sequences own one block. Every second sequence wants its prompt's
+    the blocks for its rows, and no two sequences own one block. Nobody waits who was put back for one that is less
+    urgent. Every second sequence wants its prompt's
     log-probabilities: each token but the first is a target once, in order."""
     pool = BlockPool(blocks)
     scheduler = Scheduler(pool, max_rows=max_rows, max_seqs=8, n_slots=8, max_logits=max_logits)
-    live = [sequence(str(i), prompt, i % 2 or None) for i, prompt in enumerate(prompts)]
+    live = [sequence(str(i), prompt, i % 2 or None, priorities[i]) for i, prompt in enumerate(prompts)]
     targets: dict[str, list[int]] = {s.request_id: [] for s in live}
     for s in live:
         scheduler.add(s)
     for _ in range(5000):
         if not live:
             break
+        before = list(scheduler.running)
         plan = scheduler.schedule()
         assert plan is not None
         chunks = plan.chunks
         assert 0 < sum(chunk.rows for chunk in chunks) <= max_rows
         assert sum(chunk.sequence.logit_rows(chunk.rows) for chunk in chunks) <= max_logits
+        for queue in (scheduler.running, scheduler.waiting):
+            assert [s.sampling.priority for s in queue] == sorted(s.sampling.priority for s in queue)
+        back = [s.sampling.priority for s in before if s.slot < 0]
+        assert not back or min(back) >= max((s.sampling.priority for s in scheduler.running), default=-9)
         owned = [block for s in scheduler.running for block in s.blocks]
         assert len(owned) == len(set(owned)) == pool.total - pool.free
         for chunk in chunks:
