@@ -59,7 +59,7 @@ def measure(compiler: Compiler, grammar: Grammar, vocab: int) -> dict[str, float
     mask_times: list[float] = []
     accept_times: list[float] = []
     while len(mask_times) < STEPS:
-        constraint = Constraint(SamplingParams(max_tokens=1), compiler.matcher(grammar), compiler.end)
+        constraint = Constraint(SamplingParams(max_tokens=1), compiler.matcher(grammar), compiler.end, vocab)
         while not constraint.finished and len(mask_times) < STEPS:
             began = time.perf_counter()
             masks.fill(row, [constraint], vocab)

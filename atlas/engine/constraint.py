@@ -40,15 +40,20 @@ class Constraint:
 
     matcher: of the sequence's grammar, at its beginning; None: it has none.
     end: the tokenizer's end token, which a matcher allows where its text may end. None if that token has a text.
+    known: tokens of the tokenizer; a model may have more.
     finished: the grammar's text is complete, and nothing may follow.
     fault: why the sequence cannot go on: the grammar ran into a limit, or no token of the vocabulary goes on with it.
     """
 
     def __init__(
-        self, params: SamplingParams, matcher: llguidance.LLMatcher | None = None, end: int | None = None
+        self,
+        params: SamplingParams,
+        matcher: llguidance.LLMatcher | None = None,
+        end: int | None = None,
+        known: int = 0,
     ) -> None:
         thinking = params.thinking
-        self._matcher, self._end_token = matcher, end
+        self._matcher, self._end_token, self._known = matcher, end, known
         self._stops = params.stop_token_ids
         self._begin = thinking.begin if thinking else ()
         self._end = thinking.end if thinking else ()
@@ -57,6 +62,8 @@ class Constraint:
         # Where thinking begins and where it has ended, in `_tokens`; None: it has not.
         self._opened = 0 if thinking and thinking.inside else None
         self._closed = 0 if thinking is None or not (thinking.inside or thinking.begin) else None
+        self._at_first = (self._opened, self._closed)
+        self._stopped = False  # the last token is a stop token, of which the matcher knows nothing
         self.finished = False
         self.fault = ""
 
@@ -123,14 +130,17 @@ class Constraint:
     def rollback(self, count: int) -> None:
         """See `TokenConstraint`."""
         left = len(self._tokens) - count
-        if self._matcher is not None and self._closed is not None:
-            self._matcher.rollback(min(count, len(self._tokens) - self._closed))
+        if self._matcher is not None and self._closed is not None and count:
+            self._matcher.rollback(min(count, len(self._tokens) - self._closed) - self._stopped)
+        self._stopped = self._stopped and not count
+        self.finished = self.finished and not count
         del self._tokens[left:]
+        if left == 0:
+            self._opened, self._closed = self._at_first
         if self._closed is not None and self._closed > left:
             self._closed = None
         if self._opened is not None and self._opened > left:
             self._opened = None
-        self.finished = False
 
     def forced(self) -> list[int]:
         """See `TokenConstraint`."""
@@ -161,6 +171,8 @@ class Constraint:
         forced = self._marker()
         if forced is not None and token != forced:
             return False
+        if self._matcher is not None and self._closed is None and forced is None and token in self._stops:
+            return False
         if self._closed is not None:
             if self._matcher is not None and not self._match(token):
                 return False
@@ -180,7 +192,12 @@ class Constraint:
 
     def _match(self, token: int) -> bool:
         assert self._matcher is not None
-        if self._matcher.try_consume_tokens([token]) != 1:
+        if self.finished:
+            return False
+        if token in self._stops and self._matcher.is_accepting():
+            self.finished = self._stopped = True
+            return True
+        if token >= self._known or self._matcher.try_consume_tokens([token]) != 1:  # others would break the matcher
             return False
         self.finished = self._matcher.is_stopped()
         return True

@@ -112,7 +112,8 @@ class Engine:
 
     def _constraint(self, sampling: SamplingParams) -> Constraint:
         assert self._compiler is not None and sampling.grammar is not None
-        return Constraint(sampling, self._compiler.matcher(sampling.grammar), self._compiler.end)
+        compiler = self._compiler
+        return Constraint(sampling, compiler.matcher(sampling.grammar), compiler.end, compiler.tokenizer.vocab_size)
 
     def abort(self, request_id: str) -> None:
         """Drop a request; its blocks are free on return. An unknown or finished id is ignored."""

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from atlas.engine.constraint import Constraint
 from atlas.engine.engine import Engine
 from atlas.engine.messages import SamplingParams, SequenceOutput
 from atlas.engine.sampling import Grammar, Thinking
@@ -412,6 +413,67 @@ def test_a_spent_budget_costs_no_masks(model: Path, monkeypatch: pytest.MonkeyPa
     engine.add("a", [1], params(thinking=Thinking(tuple(byte_ids("</t>")), budget=5), max_tokens=40, stop_token_ids=()))
     finish(engine)
     assert masked.count(1) == 4
+
+
+CONSTRAINTS = {
+    "regex": params("regex", "[ab]{2}c{3}[de]+"),
+    "schema": params("json_schema", SCHEMAS["nested"]),
+    "thinking, then a grammar": params("regex", "[ab]{30}", thinking=Thinking(tuple(byte_ids("</t>")), budget=6)),
+    "opened by itself": params(
+        "regex", "[ab]{30}", thinking=Thinking((END_THINK,), inside=False, budget=5, begin=(THINK,))
+    ),
+    "budget": params(thinking=Thinking(tuple(byte_ids("aab")), budget=9)),
+}
+
+
+def fresh(sampling: SamplingParams) -> Constraint:
+    compiler = grammar_model.compiler()
+    matcher = compiler.matcher(sampling.grammar) if sampling.grammar else None
+    return Constraint(sampling, matcher, compiler.end, compiler.tokenizer.vocab_size)
+
+
+def allowed(constraint: Constraint) -> list[int]:
+    row = np.zeros(-(-grammar_model.VOCAB // 32), np.uint32)
+    constraint.allowed(row)
+    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+    return np.flatnonzero(bits[: grammar_model.VOCAB]).tolist()
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_drafts_are_accepted_as_far_as_they_go_and_taken_back(name: str) -> None:
+    """As speculation uses a constraint: it then is as one that has only ever seen what was kept."""
+    rng, kept = np.random.default_rng(len(name)), list[int]()
+    constraint = fresh(CONSTRAINTS[name])
+    for _ in range(60):
+        draft: list[int] = []
+        follows = fresh(CONSTRAINTS[name])
+        assert follows.accept(kept) == len(kept)
+        assert allowed(constraint) == allowed(follows), kept
+        assert constraint.forced() == follows.forced()
+        good = int(rng.integers(0, 5))
+        while len(draft) < good and not follows.finished:
+            options = allowed(follows)
+            draft.append(int(rng.choice(options)))
+            assert follows.accept(draft[-1:]) == 1
+        forbidden = sorted({*range(grammar_model.VOCAB)} - {*allowed(follows)})
+        bad = [int(rng.choice(forbidden)), EOS] if forbidden else []
+        taken = constraint.accept(draft + bad)
+        assert taken == len(draft)
+        assert constraint.finished is follows.finished
+        back = int(rng.integers(0, taken + 1))
+        constraint.rollback(back)
+        kept += draft[: taken - back]
+        if constraint.finished:
+            assert constraint.accept([kept[-1]]) == 0
+            constraint.rollback(1)
+            kept.pop()
+
+
+def test_what_must_come_next_needs_no_model() -> None:
+    constraint = fresh(params("regex", "abcdef|abx"))
+    forced = constraint.forced()
+    assert forced and constraint.accept(forced) == len(forced), "llguidance may tell fewer than there are"
+    assert text_of(forced) == "ab"[: len(text_of(forced))]
 
 
 @pytest.mark.parametrize(
