@@ -169,11 +169,12 @@ def test_every_sequence_finishes_and_every_block_comes_back(
     scheduler = Scheduler(pool, max_rows=max_rows, max_seqs=8, n_slots=8, max_logits=max_logits)
     live = [sequence(str(i), prompt, i % 2 or None, priorities[i]) for i, prompt in enumerate(prompts)]
     targets: dict[str, list[int]] = {s.request_id: [] for s in live}
-    for s in live:
-        scheduler.add(s)
-    for _ in range(5000):
+    arriving = list(live)
+    for step in range(5000):
         if not live:
             break
+        if arriving and (step % 3 == 0 or not scheduler.running):
+            scheduler.add(arriving.pop(0))
         before = list(scheduler.running)
         plan = scheduler.schedule()
         assert plan is not None
