@@ -45,6 +45,21 @@ def run(
             return text, count, offsets, end
 
 
+@pytest.mark.parametrize("stops", [[], ["x"]])
+def test_the_last_token_is_text_where_it_completes_a_grammar_s(stops: list[str]) -> None:
+    """And is none where it stands for the end."""
+    for complete, text in ((True, "ab}"), (False, "ab")):
+        outputs = [SequenceOutput("r", [97, 98]), SequenceOutput("r", [125], "stop", complete=complete)]
+        for pieces in (outputs, [SequenceOutput.join(outputs)]):
+            assembler = Assembler(Characters(), stops)
+            given = [assembler.push(piece) for piece in pieces]
+            assert "".join(new for new, _, _ in given) == text
+            assert (sum(count for _, count, _ in given), given[-1][2]) == (3, "stop")
+    assembler = Assembler(Characters(), stops)
+    assembler.push(outputs[0])
+    assert assembler.push(SequenceOutput("r", [], "stop", complete=True)) == ("", 0, "stop")
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_stop_strings_may_stay(seed: int) -> None:
     rng, ids = random.Random(seed), [ord(c) for c in "abcDEFghi"]
