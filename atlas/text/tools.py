@@ -16,7 +16,7 @@ MAX_TOOLS = 1024
 class Function(msgspec.Struct):
     """What a function is called, and the JSON schema of its arguments; none: it takes none.
 
-    strict: read and not needed: forced calls keep to the schema anyway, others do with neither (docs/tools.md).
+    strict: calls that the model makes by itself keep to the schema too, not only forced ones (docs/tools.md).
     """
 
     name: str
