@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -98,11 +99,12 @@ def _kind(service: Service) -> tuple[bool, bool]:
 
 
 async def _openapi(_: Request, service: Service) -> Response:
-    return json_response(_document(*_kind(service)))
+    # A fifth of a second when it is made, for which every stream would wait.
+    return json_response(await asyncio.to_thread(_document, *_kind(service)))
 
 
 async def _docs(_: Request, service: Service) -> Response:
-    return HTMLResponse(_page(*_kind(service)), headers=docs_page.HEADERS)
+    return HTMLResponse(await asyncio.to_thread(_page, *_kind(service)), headers=docs_page.HEADERS)
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (

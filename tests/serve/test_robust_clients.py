@@ -16,9 +16,12 @@ from typing import Any
 
 import pytest
 import uvicorn
+from starlette.requests import Request
 from starlette.responses import Response
 
-from atlas.serve import connections
+from atlas.config import ServeConfig
+from atlas.serve import connections, openapi, routes
+from atlas.serve.service import Service
 from tests.serve.serve_harness import ANSWER, RunningServer, Start, behaviour, eventually, free_port
 
 YO = [{"role": "user", "content": "yo"}]
@@ -261,3 +264,29 @@ def test_heads_of_requests_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> 
     finally:
         server.should_exit = True
         thread.join(5)
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/docs"])
+def test_who_reads_the_documents_holds_up_no_stream(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take long to make, once."""
+    handler = next(endpoint.handler for endpoint in routes.ENDPOINTS if endpoint.path == path)
+    make = openapi.document
+
+    def slow(*args: Any, **options: Any) -> dict[str, Any]:
+        time.sleep(0.4)
+        return make(*args, **options)
+
+    monkeypatch.setattr(openapi, "document", slow)
+    for cached in (routes._document, routes._page):
+        cached.cache_clear()
+
+    async def main() -> float:
+        asking = asyncio.ensure_future(handler(Request({"type": "http"}), Service(ServeConfig())))
+        longest, before = 0.0, time.monotonic()
+        while not asking.done():
+            await asyncio.sleep(0.005)
+            longest, before = max(longest, time.monotonic() - before), time.monotonic()
+        assert (await asking).status_code == 200
+        return longest
+
+    assert asyncio.run(main()) < 0.3
