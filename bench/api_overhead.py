@@ -5,8 +5,8 @@ process, that does little more than read sockets, counts what arrives, and when.
 
 bench/results/api_overhead.json gets, for each way to ask: tokens a second with 128 streams of an engine that makes
 30,000, the processor time of the API process for a token, how many tokens share an event, and how long after the engine
-sent it a token arrives; the last for a single stream, too. The best of several rounds is kept: others who use the
-machine can only slow them.
+sent it a token arrives; the last for a single stream, too, and for a process that only passes bytes on. The best of
+several rounds is kept: others who use the machine can only slow them.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class Bench:
         sent = [float(line) for line in self.times.read_text().split()]
         took = answer["arrivals"][-1][1] - sent[0]
         lags = sorted(now - sent[marks[count - 1]] for count, now in answer["arrivals"])
-        total = len(self.text) * self.streams
+        total = (marks[-1] + 1) * self.streams
         return {
             "tokens_per_s": round(total / took),
             "api_cpu_us_per_token": round(used / total * 1e6, 2),
@@ -199,6 +199,13 @@ def _cpu(pid: int) -> float:
     """Seconds of processor time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def relay(rate: int, rounds: int) -> float:
+    """What bench/relay.py tells, the least of several."""
+    command = [sys.executable, "-m", "bench.relay", str(rate), "2"]
+    runs = [subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout for _ in range(rounds)]
+    return min(map(float, runs))
 
 
 def measure(case: str, model: Path, rounds: int, seconds: float) -> Row:
@@ -259,6 +266,7 @@ def main() -> None:
             "commit": commit.stdout.strip(),
             "machine": {"cpu": platform.processor() or platform.machine(), "cores_used": 2, "load": os.getloadavg()[0]},
             "python": platform.python_version(),
+            "relay_us": {f"{rate} tokens/s": relay(rate, 4) for rate in (ONE_RATE, SLOW_RATE)},
             "cases": found,
         }
         RESULT.write_text(json.dumps(document, indent=1) + "\n")
