@@ -21,6 +21,8 @@ _AT = re.compile(r"(?P<what>.*) - at `(?P<path>\$.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>\w+)`")
 
 LARGE_BODY = 1 << 20
+MAX_FOUND = 200
+"""Characters of an error that say what was found."""
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -102,6 +104,8 @@ def _among(given: Any, values: tuple[Any, ...]) -> bool:
 def _explain(text: str) -> ApiError:
     match = _AT.fullmatch(text)
     what, path = (match["what"], match["path"].removeprefix("$").lstrip(".")) if match else (text, "")
+    if len(what) > MAX_FOUND:  # it quotes the value, which may be megabytes
+        what = what[:MAX_FOUND] + "..."
     if missing := _MISSING.fullmatch(what):
         path = f"{path}.{missing['field']}" if path else missing["field"]
         return invalid(path, "missing", code="missing_required_parameter")

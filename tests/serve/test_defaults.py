@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from atlas.engine.messages import SamplingParams
+from atlas.engine.sampling_defaults import RANGES
 from tests.presets import templates as known
 from tests.serve.in_process import Server, make_model
 from tests.serve.serve_harness import Start, environment, make_checkpoint
@@ -187,3 +188,16 @@ def test_the_example_of_the_documentation_is_what_is_printed(smollm2_path: Path)
         if line != "...":
             assert line.split() in printed[at:], line
             at = printed.index(line.split())
+
+
+def test_every_default_reaches_the_engine(tmp_path: Path) -> None:
+    """Whatever `--default-sampling` takes, and /server_info tells of, is what a request without the field gets."""
+    given = {
+        name: least + (min(most, 10) - least) * 0.75 if name != "top_k" else 7 for name, (least, most) in RANGES.items()
+    }
+    server = Server(make_model(tmp_path / "model"), default_sampling=given)
+    server.say_text(1, "answer")
+    for path, body in (("/v1/chat/completions", {"messages": YO}), ("/v1/completions", {"prompt": "yo"})):
+        assert asyncio.run(server.post(path, seed=1, **body)).status_code == 200
+        sampling = server.engine.submitted[-1][1]
+        assert {name: getattr(sampling, name) for name in RANGES} == given, path

@@ -70,3 +70,19 @@ def test_nothing_is_collected_meanwhile(tmp_path: Path) -> None:
         assert len(collections) > 20  # what it would be
     finally:
         gc.callbacks.remove(count)
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_an_error_does_not_give_the_value_back(server: Server, path: str) -> None:
+    """A client that sends a megabyte where a word belongs gets a sentence."""
+    large = "x" * LARGE_BODY
+    bodies: list[dict[str, Any]] = [{name: large} for name in ("messages", "prompt", "input", "tokens", "model")]
+    bodies += [{"messages": [{"role": large, "content": "a"}]}, {"input": [{"role": large, "content": "a"}]}]
+    bodies += [{"messages": [{"role": "user", "content": [{"type": large}]}]}, {"reasoning_effort": large}]
+
+    async def post(body: dict[str, Any]) -> httpx.Response:
+        return await server.http.post(path, json={"model": large, **body})
+
+    for body in bodies:
+        answer = asyncio.run(post(body))
+        assert 400 <= answer.status_code < 500 and len(answer.content) < 2000, answer.text[:300]
