@@ -118,8 +118,13 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """Drop a request; its blocks are free on return. An unknown or finished id is ignored."""
         sequence = self._sequences.pop(request_id, None)
-        if sequence is not None and self._compiling.pop(sequence, None) is None:
+        if sequence is None:
+            return
+        compiling = self._compiling.pop(sequence, None)
+        if compiling is None:
             self.scheduler.remove(sequence)
+        else:
+            compiling.cancel()  # what nobody waits for keeps no other grammar waiting
 
     def step(self) -> list[SequenceOutput]:
         """Submit the next step, if there is one, and return what the oldest one produced once enough are in flight."""
@@ -141,13 +146,18 @@ class Engine:
         outputs = []
         for sequence, future in [item for item in self._compiling.items() if item[1].done()]:
             del self._compiling[sequence]
-            try:
+            if (fault := future.exception()) is None:
                 sequence.constraint = future.result()
-            except AtlasError as error:  # a grammar that is none, or a checkpoint without a tokenizer
-                del self._sequences[sequence.request_id]
-                outputs.append(SequenceOutput(sequence.request_id, [], "error", str(error)))
-            else:
                 self.scheduler.add(sequence)
+                continue
+            error = str(fault)
+            if not isinstance(
+                fault, AtlasError
+            ):  # not a grammar that is none: the library gave up, or ran out of memory
+                _log.error("a grammar could not be compiled", exc_info=fault)
+                error = f"the grammar could not be compiled ({type(fault).__name__})"
+            del self._sequences[sequence.request_id]
+            outputs.append(SequenceOutput(sequence.request_id, [], "error", error))
         return outputs
 
     def _submit(self, plan: Plan, began: float) -> list[SequenceOutput]:

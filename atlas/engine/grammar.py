@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 MAX_TEXT_BYTES = 256 << 10
 MAX_CHOICES = 10_000
-CACHED = 128
-"""Compiled grammars that are kept, the last used ones."""
+CACHED, CACHED_CHARACTERS = 128, 1 << 20
+"""Compiled grammars that are kept, the last used ones, and characters of their texts: a compiled one takes about 60 times
+as many bytes."""
 
 WHITESPACE = r" |\n(?: {0,32}|\t{0,8})"
 """What may stand between two parts of a JSON text: nothing, a space, or a new line with indentation. Bounded, because
@@ -61,6 +62,7 @@ class Compiler:
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._failed = False
         self._cache: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
+        self._cached_characters = 0
         self._lock, self._making = threading.Lock(), threading.Lock()
 
     @property
@@ -109,10 +111,12 @@ class Compiler:
             fault = _one_line(compiled.get_error()).replace(_SALT, "")
             raise RequestError("grammar", fault, f"a {grammar.syntax} that can be followed")
         with self._lock:
+            self._cached_characters += 0 if grammar in self._cache else len(grammar.text)
             self._cache[grammar] = compiled
-            if len(self._cache) > CACHED:
-                self._cache.popitem(last=False)
-        return compiled.deep_copy()
+            while len(self._cache) > CACHED or self._cached_characters > CACHED_CHARACTERS:
+                dropped, _ = self._cache.popitem(last=False)
+                self._cached_characters -= len(dropped.text)
+            return compiled.deep_copy()
 
 
 def source(grammar: Grammar) -> str:

@@ -37,7 +37,7 @@ async def answer_grammar(
         ApiError: 400; the grammar is wrong or too large, with the path of the field.
     """
     checker, special = frontend.grammars, frontend.tokenizer.special_tokens
-    wanted = grammar_of(request)
+    wanted = await frontend.run(partial(grammar_of, request), body_size)
     text = None if wanted is None else await checker.check(wanted)
     functions = {tool.function.name: tool.function for tool in request.tools or []}
     strict = frozenset(name for name in schemas if functions[name].strict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import select
@@ -202,7 +203,7 @@ class GrammarChecker:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._known: OrderedDict[Grammar, None] = OrderedDict()
+        self._known: OrderedDict[bytes, None] = OrderedDict()  # by digest: a grammar may have 256 KiB
         self._idle: list[subprocess.Popen[bytes]] = []
         self._threads = Offload(WORKERS)
         self._end = weakref.finalize(self, _end, self._idle)
@@ -210,8 +211,9 @@ class GrammarChecker:
     async def check(self, wanted: Wanted) -> Grammar:
         """The grammar. Raises ApiError 400: it is none, or takes more than `COMPILE_SECONDS` or memory to compile."""
         grammar = wanted.grammar
-        if grammar in self._known:
-            self._known.move_to_end(grammar)
+        known = hashlib.sha256(f"{grammar.syntax}\0{grammar.text}".encode(errors="surrogatepass")).digest()
+        if known in self._known:
+            self._known.move_to_end(known)
             return grammar
         verdict = await self._threads.run(self._judge, grammar)
         if verdict is None:
@@ -221,7 +223,7 @@ class GrammarChecker:
             where = f"{wanted.where}.{verdict.path}" if verdict.path else wanted.where
             what = {"json_schema": "a JSON Schema whose every part can be enforced", "regex": "a regular expression"}
             raise _bad(where, verdict.error, what.get(grammar.syntax, f"a grammar ({grammar.syntax})"))
-        self._known[grammar] = None
+        self._known[known] = None
         if len(self._known) > KNOWN:
             self._known.popitem(last=False)
         return grammar
@@ -232,16 +234,26 @@ class GrammarChecker:
 
     def _judge(self, grammar: Grammar) -> Verdict | None:
         """None: it took too long, or ended the process."""
-        worker = self._idle.pop() if self._idle else self._start()
+        worker = self._worker()
         try:
             _write(worker, grammar)
             verdict = msgspec.msgpack.decode(_read(worker, time.monotonic() + COMPILE_SECONDS), type=Verdict)
         except (OSError, EOFError):  # TimeoutError is one of the former
-            worker.kill()
-            worker.communicate()
+            _kill(worker)
             return None
         self._idle.append(worker)
         return verdict
+
+    def _worker(self) -> subprocess.Popen[bytes]:
+        """An idle process, or a new one. One that has ended meanwhile says nothing of the next grammar."""
+        while True:
+            try:
+                worker = self._idle.pop()
+            except IndexError:  # also where another thread has just taken the last
+                return self._start()
+            if worker.poll() is None:
+                return worker
+            _kill(worker)
 
     def _start(self) -> subprocess.Popen[bytes]:
         pipe = subprocess.PIPE
@@ -249,8 +261,12 @@ class GrammarChecker:
         worker = subprocess.Popen(
             [sys.executable, "-m", "atlas.serve.grammar_worker"], stdin=pipe, stdout=pipe, start_new_session=True
         )
-        _write(worker, self._vocabulary)
-        _read(worker, time.monotonic() + START_SECONDS)
+        try:
+            _write(worker, self._vocabulary)
+            _read(worker, time.monotonic() + START_SECONDS)
+        except BaseException:
+            _kill(worker)
+            raise
         return worker
 
 
@@ -279,6 +295,9 @@ def _read(worker: subprocess.Popen[bytes], deadline: float) -> bytes:
 
 def _end(idle: list[subprocess.Popen[bytes]]) -> None:
     while idle:
-        worker = idle.pop()
-        worker.kill()
-        worker.communicate()
+        _kill(idle.pop())
+
+
+def _kill(worker: subprocess.Popen[bytes]) -> None:
+    worker.kill()
+    worker.communicate()

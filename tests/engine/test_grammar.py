@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from atlas.engine import grammar as grammar_module
 from atlas.engine.constraint import Constraint
 from atlas.engine.engine import Engine
 from atlas.engine.messages import SamplingParams, SequenceOutput
@@ -490,3 +492,61 @@ def test_values_out_of_range_are_refused_by_name(model: Path, thinking: Thinking
     with pytest.raises(RequestError, match=message):
         engine.add("bad", [1], params(thinking=thinking))
     assert not engine.busy
+
+
+# ---- what goes wrong while a grammar is compiled ---------------------------------------------------
+
+
+class _Panic(BaseException):
+    """As faults of libraries in Rust arrive: no Exception."""
+
+
+@pytest.mark.parametrize("fault", [_Panic("the library gave up"), MemoryError(), KeyError("model"), ValueError("no")])
+def test_a_fault_of_the_compiler_is_the_request_s_own(
+    model: Path, fault: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make(model)
+    compiler = engine._compiler
+    assert compiler is not None
+    matcher = compiler.matcher
+
+    def broken(grammar: Grammar) -> Any:
+        if grammar.text == "b":
+            raise fault
+        return matcher(grammar)
+
+    monkeypatch.setattr(compiler, "matcher", broken)
+    outputs = run(engine, broken=params("regex", "b"), right=params("regex", "a"), free=params(max_tokens=3))
+    assert outputs["broken"].finish_reason == "error" and type(fault).__name__ in (outputs["broken"].error or "")
+    assert text_of(outputs["right"].token_ids) == "a" and len(outputs["free"].token_ids) == 3
+
+
+def test_an_aborted_request_leaves_no_grammar_to_compile(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that ask and go away do not keep the others' grammars waiting."""
+    engine = make(model)
+    compiler, compiled, gate = engine._compiler, list[str](), threading.Event()
+    assert compiler is not None
+    matcher = compiler.matcher
+
+    def slow(grammar: Grammar) -> Any:
+        compiled.append(grammar.text)
+        gate.wait(10)
+        return matcher(grammar)
+
+    monkeypatch.setattr(compiler, "matcher", slow)
+    for n in range(20):
+        engine.add(str(n), [1], params("regex", f"a{{{n + 1}}}"))
+        engine.abort(str(n))
+    engine.add("last", [1], params("regex", "b"))
+    gate.set()
+    assert text_of(finish(engine)["last"].token_ids) == "b"
+    assert len(compiled) <= 3, "two threads had begun"
+
+
+def test_what_is_kept_of_grammars_is_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_module, "CACHED_CHARACTERS", 40)
+    compiler = grammar_module.Compiler(lambda: grammar_model.compiler().tokenizer)
+    for text in ("a" * 10, "b" * 10, "a" * 10, "c" * 25):
+        compiler.matcher(Grammar("regex", text))
+    assert [grammar.text for grammar in compiler._cache] == ["a" * 10, "c" * 25]
+    assert compiler._cached_characters == 35

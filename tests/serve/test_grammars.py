@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from typing import Any
 
@@ -285,18 +286,65 @@ def test_what_is_too_expensive_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_worker_that_dies_is_replaced() -> None:
+    """And the grammar that comes next is not said to be at fault."""
     checker = GrammarChecker(Vocabulary(300, {}))
 
     async def main() -> None:
         await checker.check(Wanted(Grammar("regex", "a"), "x"))
         checker._idle[0].kill()
         checker._idle[0].wait()
-        with pytest.raises(ApiError, match="too expensive"):
-            await checker.check(Wanted(Grammar("regex", "b"), "x"))
         await checker.check(Wanted(Grammar("regex", "b"), "x"))
 
     asyncio.run(main())
     checker.close()
+
+
+class _Emptied(list):  # type: ignore[type-arg]
+    """A list whose last element another thread takes just before."""
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_a_worker_that_another_thread_takes_first_is_not_missed() -> None:
+    checker = GrammarChecker(Vocabulary(300, {}))
+    checker._idle = _Emptied()
+    asyncio.run(checker.check(Wanted(Grammar("regex", "a"), "x")))
+    (worker,) = list.copy(checker._idle)
+    worker.kill()
+    worker.communicate()
+
+
+def test_a_worker_that_does_not_start_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    popen = grammars.subprocess.Popen
+
+    def start(command: list[str], **options: Any) -> Any:
+        started.append(popen(["sleep", "60"], **options))
+        return started[-1]
+
+    monkeypatch.setattr(grammars.subprocess, "Popen", start)
+    monkeypatch.setattr(grammars, "START_SECONDS", 0.1)
+    checker = GrammarChecker(Vocabulary(300, {}))
+    with pytest.raises(TimeoutError):
+        asyncio.run(checker.check(Wanted(Grammar("regex", "a"), "x")))
+    assert started[0].returncode is not None
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_what_is_large_is_looked_at_in_a_thread(server: Server, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schema may have megabytes: the streams of others go on."""
+    threads = []
+    check_depth = grammars._check_depth
+
+    def seen(*args: Any) -> None:
+        threads.append(threading.current_thread())
+        check_depth(*args)
+
+    monkeypatch.setattr(grammars, "_check_depth", seen)
+    error = ask(server, path, guided_json={"enum": [[] for _ in range(200_000)]}).json()["error"]
+    assert error["code"] == "grammar_too_large"
+    assert len(threads) == 1 and threads[0] is not threading.main_thread()
 
 
 def test_what_was_right_is_not_compiled_again() -> None:

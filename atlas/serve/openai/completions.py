@@ -113,7 +113,7 @@ async def completions(http: Request, service: Service) -> Response:
         return [(ids, _echo(prompt, ids, tokenizer, request)) for (_, prompt), ids in zip(parts, prompts, strict=True)]
 
     prompts = await serving.frontend.run(encode, len(body))
-    wanted = grammar_of(request)
+    wanted = await serving.frontend.run(partial(grammar_of, request), len(body))
     if wanted is not None:
         params = msgspec.structs.replace(sampling.params, grammar=await serving.frontend.grammars.check(wanted))
         sampling = msgspec.structs.replace(sampling, params=params)
