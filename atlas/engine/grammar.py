@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 MAX_TEXT_BYTES = 256 << 10
 MAX_CHOICES = 10_000
 CACHED, CACHED_CHARACTERS = 128, 1 << 20
-"""Compiled grammars that are kept, the last used ones, and characters of their texts: a compiled one takes about 60 times
-as many bytes."""
+"""Compiled grammars that are kept, the last used ones, and characters of their texts: compiled, one takes about 60
+times as many bytes."""
 
 WHITESPACE = r" |\n(?: {0,32}|\t{0,8})"
 """What may stand between two parts of a JSON text: nothing, a space, or a new line with indentation. Bounded, because
