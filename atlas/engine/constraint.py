@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from atlas.engine.messages import GRAMMAR_FAULT
 from atlas.engine.sampling import SamplingParams
 from atlas.runtime.backend import Array
 
@@ -94,7 +95,7 @@ class Constraint:
         matcher = self._matcher
         assert matcher is not None
         if matcher.is_error():
-            self.fault = f"the grammar cannot be followed: {matcher.get_error()}"
+            self.fault = _fault(matcher)
         accepting = matcher.is_accepting()
         if accepting and self._end_token is not None:
             _clear(row, (self._end_token,))
@@ -106,7 +107,7 @@ class Constraint:
             if accepting:
                 self.finished = True
             elif not self.fault:
-                self.fault = "no token of the vocabulary goes on with the grammar's text"
+                self.fault = f"{GRAMMAR_FAULT}: no token of the vocabulary goes on with its text"
         if self.finished or self.fault:
             row[:] = 0xFFFFFFFF  # whatever is sampled is dropped
 
@@ -198,9 +199,15 @@ class Constraint:
             self.finished = self._stopped = True
             return True
         if token >= self._known or self._matcher.try_consume_tokens([token]) != 1:  # others would break the matcher
+            if self._matcher.is_error():  # not for a token that is only forbidden
+                self.fault = _fault(self._matcher)
             return False
         self.finished = self._matcher.is_stopped()
         return True
+
+
+def _fault(matcher: llguidance.LLMatcher) -> str:
+    return f"{GRAMMAR_FAULT}: {' '.join(matcher.get_error().replace('<non-verbose/>', '').split())}"
 
 
 class Masks:

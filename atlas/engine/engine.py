@@ -279,7 +279,7 @@ class Engine:
         if token in params.stop_token_ids:
             reason = "stop"
         elif constraint is not None and constraint.accept((token,)) == 0:
-            return self._fail(sequence, f"token {token} was chosen although its mask forbids it")
+            return self._fail(sequence, constraint.fault or f"token {token} was chosen although its mask forbids it")
         elif constraint is not None and constraint.finished:
             reason, complete = "stop", True
         elif (

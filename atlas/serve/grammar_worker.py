@@ -49,15 +49,20 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def judge(compiler: Compiler, grammar: Grammar) -> Verdict:
-    """Compile a grammar."""
+    """Compile a grammar, and take its first step."""
     try:
-        compiler.matcher(grammar)
+        matcher = compiler.matcher(grammar)
     except RequestError as error:
         if grammar.syntax != "json_schema":
             return Verdict(error.found)
         with contextlib.suppress(ValueError, RecursionError):
             return _at_fault(compiler, json.loads(grammar.text), error.found)
         return Verdict(error.found)
+    allowed = matcher.compute_logit_bias().find(200)
+    if allowed >= 0 and not matcher.is_error():
+        matcher.consume_token(allowed)
+    if matcher.is_error():  # it has no text, as where a schema refers to itself, or is too large
+        return Verdict(" ".join(matcher.get_error().replace("<non-verbose/>", "").split()) or "no text")
     return Verdict()
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.clients.asking import CAPITAL, GREEDY, STORY, Gathered
 from tests.clients.schemas import SCHEMAS
+from tests.clients.test_hostile_schemas import CASES
 from tests.serve.real_server import MODEL, RealServer
 
 ASK: Any = [{"role": "user", "content": "Write JSON about a cat."}]
@@ -163,6 +164,20 @@ def test_a_bad_schema_is_named_by_its_path(client: openai.OpenAI, schema: Any, p
         ask(client, response_format=as_format(schema))
     assert str(caught.value.param) == "response_format.json_schema.schema" + path
     assert str(caught.value.param) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("schema: ", "guided: "))])
+def test_a_costly_one_fails_by_itself_alone(client: openai.OpenAI, name: str) -> None:
+    """Whatever a grammar costs the engine: it is followed, or the request is to blame, and others go on."""
+    case = dict(CASES[name])
+    options = {"response_format": case.pop("response_format")} if "response_format" in case else {}
+    stream = client.chat.completions.create(messages=STORY, stream=True, **{**GREEDY, "max_tokens": 6})
+    try:
+        choice = ask(client, extra_body=case, max_tokens=6, temperature=1, seed=1, **options).choices[0]
+        assert choice.finish_reason in ("stop", "length")
+    except openai.BadRequestError as error:
+        assert error.code in ("invalid_grammar", "grammar_too_large", "grammar_too_complex")
+    assert Gathered(stream).finish == {0: "length"}
 
 
 @pytest.mark.parametrize(
