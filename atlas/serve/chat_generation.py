@@ -212,7 +212,7 @@ def renamed(fields: Mapping[str, str]) -> Generator[None]:
         path = error.body.param
         if path is None or not fields:
             raise
-        prefix = max((name for name in fields if re.match(rf"{re.escape(name)}(?![\w])", path)), key=len, default=None)
+        prefix = max((name for name in fields if _leads_to(name, path)), key=len, default=None)
         if prefix is None:
             raise
         other = fields[prefix] + path[len(prefix) :]
@@ -220,3 +220,8 @@ def renamed(fields: Mapping[str, str]) -> Generator[None]:
         if message.startswith(path):
             message = other + message[len(path) :]
         raise ApiError(error.status, error.body.code, message, other, error.headers) from None
+
+
+def _leads_to(field: str, path: str) -> bool:
+    """Whether `path` is that of the field or of something in it."""
+    return path.startswith(field) and not re.match(r"\w", path[len(field) : len(field) + 1])

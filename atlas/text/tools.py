@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -99,14 +99,15 @@ def chosen(
     tools: Sequence[Tool], choice: ToolChoice | None
 ) -> tuple[list[Tool], Literal["none", "auto", "required"] | NamedTool]:
     """The tools that may be called, and whether they must. Raises RequestError for a choice that they cannot answer."""
-    names = [tool.function.name for tool in tools]
+    names = dict.fromkeys(tool.function.name for tool in tools)
     if isinstance(choice, AllowedTools):
         allowed = [tool.function.name for tool in choice.allowed_tools.tools]
         for position, name in enumerate(allowed):
             _check_named(name, names, f"tool_choice.allowed_tools.tools[{position}].function.name")
         if not allowed:
             raise RequestError("tool_choice.allowed_tools.tools", "empty", "at least one tool")
-        return [tool for tool in tools if tool.function.name in allowed], choice.allowed_tools.mode
+        kept = frozenset(allowed)
+        return [tool for tool in tools if tool.function.name in kept], choice.allowed_tools.mode
     if isinstance(choice, NamedTool):
         _check_named(choice.function.name, names, "tool_choice.function.name")
     elif choice == "required" and not names:
@@ -114,7 +115,7 @@ def chosen(
     return list(tools), choice or "auto"
 
 
-def _check_named(name: str, names: Sequence[str], where: str) -> None:
+def _check_named(name: str, names: Collection[str], where: str) -> None:
     if name not in names:
         found = f"{name[:80]!r}, which is not among the tools"
         raise RequestError(where, found, ", ".join(names)[:400] or "a request with tools")

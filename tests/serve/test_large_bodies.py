@@ -7,6 +7,8 @@ import asyncio
 import gc
 import json
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from atlas.serve import body as body_module
 from atlas.serve.body import LARGE_BODY, parse
 from atlas.serve.errors import ApiError
 from atlas.serve.frontend import LARGE_TEXT
+from atlas.serve.openai import responses
 from atlas.serve.openai.requests import ChatRequest
 from atlas.serve.routes import ENDPOINTS
 from tests.serve.in_process import Server, make_model
@@ -86,3 +89,61 @@ def test_an_error_does_not_give_the_value_back(server: Server, path: str) -> Non
     for body in bodies:
         answer = asyncio.run(post(body))
         assert 400 <= answer.status_code < 500 and len(answer.content) < 2000, answer.text[:300]
+
+
+def _named(place: int) -> dict[str, Any]:
+    return {"name": f"f{place}", "input_schema": {}}
+
+
+def _defined(place: int) -> dict[str, Any]:
+    return {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": _named(place)}}
+
+
+_USER = {"role": "user", "content": "hi"}
+GROWING: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
+    "definitions": (
+        "/v1/messages",
+        lambda n: {
+            "max_tokens": 5,
+            "messages": [{"role": "system", "content": [_defined(place) for place in range(n)]}, _USER],
+        },
+    ),
+    "uses": (
+        "/v1/messages",
+        lambda n: {
+            "max_tokens": 0,  # wrong, which is found after all has been translated
+            "messages": [_USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "f"}] * n}],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_four_times_as_much_takes_about_four_times_as_long(server: Server, name: str) -> None:
+    """And not sixteen times: a body of 32 MB would take hours. Seconds are those of this process alone."""
+    path, body = GROWING[name]
+
+    async def post(content: bytes) -> httpx.Response:
+        return await server.http.post(path, content=content, headers={"content-type": "application/json"})
+
+    def seconds(size: int) -> float:
+        content, began = json.dumps(body(size)).encode(), time.process_time()
+        assert asyncio.run(post(content)).status_code == 400
+        return time.process_time() - began
+
+    seconds(100)
+    assert seconds(8_000) < 9 * min(seconds(2_000) for _ in range(3)) + 0.05
+
+
+def test_items_are_completed_in_a_thread(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set()
+    complete = responses.complete
+
+    def seen(item: Any) -> Any:
+        threads.add(threading.current_thread())
+        return complete(item)
+
+    monkeypatch.setattr(responses, "complete", seen)
+    body = {"input": [_USER] * 1000, "top_k": -5}
+    assert asyncio.run(server.post("/v1/responses", **body)).status_code == 400
+    assert len(threads) == 1 and threading.main_thread() not in threads

@@ -30,15 +30,17 @@ def offered_tools(request: Conversation) -> list[Offered]:
 
     Raises ApiError 400 for the name of a tool that is not there.
     """
-    defined = [Offered(tool, f"tools[{position}]") for position, tool in enumerate(request.tools or ())]
-    names = {entry.tool.name for entry in defined}
-    offered = {entry.tool.name for entry in defined if not entry.tool.defer_loading}
+    declared = [Offered(tool, f"tools[{position}]") for position, tool in enumerate(request.tools or ())]
+    offered = {entry.tool.name for entry in declared if not entry.tool.defer_loading}
+    defined: dict[str, list[Offered]] = {}  # what `tools` names twice is for others to refuse
+    for entry in declared:
+        defined.setdefault(entry.tool.name, []).append(entry)
     for change, path in _changes(request):
         if isinstance(change, ToolAddition) and isinstance(change.tool, ToolDefinition):
             definition = Offered(change.tool.definition, f"{path}.tool.definition")
             # A new definition of a name takes the place of the old one.
-            defined = [entry for entry in defined if entry.tool.name != definition.tool.name] + [definition]
-            names.add(definition.tool.name)
+            defined.pop(definition.tool.name, None)
+            defined[definition.tool.name] = [definition]
             offered.add(definition.tool.name)
             continue
         if isinstance(change, ToolReference):
@@ -46,13 +48,13 @@ def offered_tools(request: Conversation) -> list[Offered]:
         else:
             assert not isinstance(change.tool, ToolDefinition)
             name, where = change.tool.name, f"{path}.tool.name"
-        if name not in names:
+        if name not in defined:
             raise invalid(where, f"{name[:80]!r}, which is not defined", "a tool of the request")
         if isinstance(change, ToolRemoval):
             offered.discard(name)
         else:
             offered.add(name)
-    return [entry for entry in defined if entry.tool.name in offered]
+    return [entry for name, entries in defined.items() if name in offered for entry in entries]
 
 
 def _changes(request: Conversation) -> Iterator[tuple[ToolReference | ToolAddition | ToolRemoval, str]]:

@@ -83,7 +83,9 @@ class Turns:
                 self._names[block.id] = block.name
                 message = self._message(role, path)
                 call = ToolCall(FunctionCall(block.name, block.input), block.id)
-                message.tool_calls = [*(message.tool_calls or ()), call]
+                if message.tool_calls is None:
+                    message.tool_calls = []
+                message.tool_calls.append(call)
             case Thinking():
                 message = self._message(role, path)
                 thinking = block.thinking or hidden_thinking(block.signature)

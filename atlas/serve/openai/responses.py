@@ -161,26 +161,26 @@ async def _ask(http: Request, service: Service, serving: Serving, client: str) -
     body = await read_body(http)
     request, ignored = await serving.frontend.run(partial(parse, body), len(body))
     history = await _history(service, client, request.previous_response_id)
-    items = await _resolve(service, client, request)
+    resolved = await _resolve(service, client, request)
     size = len(body) + sum(len(record.input) + len(record.response) for record in history)
     template = serving.frontend.template
     knows_developer = template is not None and template.knows_developer
 
-    def converse() -> Conversation:
-        conversation = Conversation()
+    def converse() -> tuple[list[Item], Conversation]:
+        items, conversation = list(map(complete, resolved)), Conversation()
         for record in history:
             conversation.extend(_items(record), PREVIOUS)
         where = "input" if isinstance(request.input, str) else [f"input[{n}]" for n in range(len(items))]
         conversation.extend(items, where)
         if request.instructions is not None:
             conversation.instruct(request.instructions, knows_developer=knows_developer)
-        return conversation
+        return items, conversation
 
     async def prepared_of(conversation: Conversation) -> Prepared:
-        chat, names = chat_request(request, conversation)
+        chat, names = await serving.frontend.run(partial(chat_request, request, conversation), size)
         return await prepare(service, serving, chat, size, ignored=ignored, fields=names)
 
-    conversation = await serving.frontend.run(converse, size)
+    items, conversation = await serving.frontend.run(converse, size)
     if request.truncation == "auto":
         # Without a wish of the client's, an answer of some length must have room.
         room = request.max_output_tokens or serving.ready.max_context // 8
@@ -248,10 +248,10 @@ async def _history(service: Service, client: str, response_id: str | None) -> li
 
 
 async def _resolve(service: Service, client: str, request: ResponseRequest) -> list[Item]:
-    """The request's items, complete, with those looked up that it only names: references, and reasoning that a client
-    keeps without its text."""
+    """The request's items, with those looked up that it only names: references, and reasoning that a client keeps
+    without its text."""
     if isinstance(request.input, str):
-        return [complete(MessageItem(role="user", content=request.input))]
+        return [MessageItem(role="user", content=request.input)]
     known: dict[str | None, Item] = {}  # of the records that had to be looked into
 
     async def stored(item_id: str) -> Item | None:
@@ -271,9 +271,9 @@ async def _resolve(service: Service, client: str, request: ResponseRequest) -> l
                 raise ApiError(404, "item_not_found", message, where)
             items.append(found)
         elif isinstance(item, ReasoningItem) and item.is_bare and item.id is not None:
-            items.append(complete(await stored(item.id) or item))
+            items.append(await stored(item.id) or item)
         else:
-            items.append(complete(item))
+            items.append(item)
     return items
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from atlas.serve.errors import ApiError, invalid
@@ -42,14 +43,10 @@ class Conversation:
         """Put `instructions` before all. Templates take one system message at the beginning, so those that begin the
         input become part of it."""
         alike = {"system"} if knows_developer else {"system", "developer"}
-        texts = [instructions]
-        while self.messages and self.messages[0].role in alike:
-            content = self.messages.pop(0).content
-            self.where.pop(0)
-            assert isinstance(content, str)
-            texts.append(content)
-        self.messages.insert(0, ChatMessage("system", "\n\n".join(texts)))
-        self.where.insert(0, "instructions")
+        first = list(takewhile(lambda message: message.role in alike, self.messages))
+        texts = [instructions, *(message.text for message in first)]
+        self.messages[: len(first)] = [ChatMessage("system", "\n\n".join(texts))]
+        self.where[: len(first)] = ["instructions"]
 
     def cuts(self) -> list[int]:
         """How many messages may go from the beginning, the system's not counted: up to each one of the user's, but for
@@ -90,7 +87,9 @@ class Conversation:
             case FunctionCallItem():
                 turn = self._turn or self._begin(where)
                 call = ToolCall(FunctionCall(item.name, item.arguments), item.call_id)
-                turn.tool_calls = [*(turn.tool_calls or ()), call]
+                if turn.tool_calls is None:
+                    turn.tool_calls = []
+                turn.tool_calls.append(call)
                 self._calls.add(item.call_id)
             case FunctionCallOutputItem():
                 if item.call_id not in self._calls:

@@ -32,7 +32,8 @@ from atlas.serve.openai.responses_writer import ResponseWriter
 from atlas.serve.service import Service, Serving
 
 _BYTES_PER_LOGPROBS = 50
-"""A token's log-probabilities are as much work to encode as so many bytes of a request."""
+_BYTES_PER_ITEM = 10
+"""A token's log-probabilities, or an item of the input, are as much work to encode as so many bytes of a request."""
 
 T = TypeVar("T")
 
@@ -124,7 +125,8 @@ class Making:
         )
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await self._serving.frontend.run(work, _BYTES_PER_LOGPROBS * self._reported)
+        size = _BYTES_PER_LOGPROBS * self._reported + _BYTES_PER_ITEM * len(self._items)
+        return await self._serving.frontend.run(work, size)
 
     def _take(self, delta: Delta) -> list[StreamEvent]:
         self._tokens += delta.tokens
