@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,6 +17,9 @@ from atlas.serve.errors import ApiError, invalid
 from atlas.serve.frontend import Frontend
 from atlas.serve.grammars import Wanted, grammar_of, schema_of
 from atlas.serve.openai.requests import ChatRequest
+
+BLAME_SECONDS = 10.0
+"""For finding the one of many tools whose schema is at fault: others wait for the processes that compile."""
 
 
 async def answer_grammar(
@@ -62,7 +66,10 @@ async def answer_grammar(
     try:
         return await checker.check(Wanted(Grammar("lark", calls), "tools"))
     except ApiError:
+        enough = time.monotonic() + BLAME_SECONDS
         for name, schema in schemas.items():  # which of them is it?
+            if time.monotonic() > enough:
+                break
             alone = await frontend.run(partial(write, {name: schema}), body_size)
             try:
                 await checker.check(Wanted(Grammar("lark", alone), places[name]))

@@ -12,6 +12,10 @@ import jsonschema
 import openai
 import pytest
 
+from atlas.engine.sampling import Grammar
+from atlas.serve import answer_grammar
+from atlas.serve.errors import ApiError
+from atlas.serve.grammars import Wanted
 from tests import tiny_model
 from tests.serve.in_process import Server, make_model
 from tests.serve.real_server import MODEL, RealServer
@@ -145,6 +149,26 @@ def test_wrong_schemas_are_named(tmp_path: Path) -> None:
         assert (await asked.chat(messages=YO, tools=[wrong], seed=1))["choices"][0]["message"]["content"] == "ok"
 
     asyncio.run(main())
+
+
+def test_the_tool_at_fault_is_not_looked_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look may take seconds, for which others wait."""
+    monkeypatch.setattr(answer_grammar, "BLAME_SECONDS", 0.2)
+    server = Server(make_model(tmp_path / "model"), tool_parser="hermes")
+    looked = []
+
+    async def check(wanted: Wanted) -> Grammar:
+        looked.append(wanted.where)
+        if wanted.where == "tools":
+            raise ApiError(400, "grammar_too_complex", "tools: too expensive", "tools")
+        await asyncio.sleep(0.1)
+        return wanted.grammar
+
+    monkeypatch.setattr(server.frontend.grammars, "check", check)
+    tools = [{"type": "function", "function": {"name": f"f{place}"}} for place in range(100)]
+    answer = asyncio.run(server.post(messages=YO, tools=tools, tool_choice="required"))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+    assert 1 < len(looked) < 10
 
 
 def test_openai_errors(server: RealServer) -> None:
