@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import resource
 import threading
 import time
 from typing import Any
@@ -345,6 +347,21 @@ def test_what_is_large_is_looked_at_in_a_thread(server: Server, path: str, monke
     error = ask(server, path, guided_json={"enum": [[] for _ in range(200_000)]}).json()["error"]
     assert error["code"] == "grammar_too_large"
     assert len(threads) == 1 and threads[0] is not threading.main_thread()
+
+
+def test_with_thousands_of_connections() -> None:
+    """Each is an open file; with 1,024 of them `select` fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    checker = GrammarChecker(Vocabulary(300, {}))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        asyncio.run(checker.check(Wanted(Grammar("regex", "a"), "x")))
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        checker.close()
 
 
 def test_what_was_right_is_not_compiled_again() -> None:
