@@ -223,9 +223,9 @@ def test_connections_of_tls_that_break_off_leave_nothing(tmp_path: Path) -> None
                     assert connection.recv(1 << 16)[:4] != b"HTTP"
             broken_off(request()[:50], wait=False)
             broken_off(request(streamed), wait=True)
-        eventually(lambda: files() <= before + 1)
-        aborted = eventually(lambda: len(found := running.events("abort")) == len(running.events("submit")) and found)
-        assert healthy() and len(aborted) == 20
+        eventually(lambda: files() <= before + 1, 20)
+        eventually(lambda: len(running.events("abort")) == len(running.events("submit")) == 20, 20)
+        assert healthy()
         assert "Traceback" not in running.output.read_text()
     finally:
         running.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import httpx
@@ -152,6 +152,30 @@ CASES = {
 }
 
 
+FEW = {
+    *(
+        f"schema: {name}"
+        for name in ("nested 300", "doubling 40", "2,000 optional members", "itself", "a circle", "counted")
+    ),
+    *(f"guided: {name}" for name in ("counted", "exponential", "deep", "doubling", "no start")),
+    *(
+        "10,000 tools",
+        "a bomb in a tool",
+        "100,000 messages",
+        "10 million lists",
+        "deep arguments",
+        "n",
+        "8 MB of text",
+    ),
+}
+"""One of each kind, and each that found a fault, for the default run."""
+
+
+def some(names: Iterable[str]) -> list[Any]:
+    """Test cases: those of FEW for the default run, the others for the exhaustive one."""
+    return [pytest.param(name, marks=() if name in FEW else pytest.mark.exhaustive) for name in names]
+
+
 class Watch(threading.Thread):
     """Asks after the server's health all the time; `worst` is the longest that it took."""
 
@@ -167,7 +191,7 @@ class Watch(threading.Thread):
                 self.worst = max(self.worst, time.monotonic() - started)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(CASES))
 def test_it_costs_little_and_nobody_waits(server: RunningServer, name: str) -> None:
     body = json.dumps({"messages": YO, "max_tokens": 5, **CASES[name]}, separators=(",", ":")).encode()
     watch = Watch(server.url)

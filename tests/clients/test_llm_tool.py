@@ -60,11 +60,6 @@ def test_a_prompt_streamed_and_whole(run: Run, client: openai.OpenAI) -> None:
         assert (entry["input_tokens"], entry["output_tokens"]) == (whole.usage.prompt_tokens, 12)
 
 
-def test_the_models_are_listed(run: Run) -> None:
-    listed = run("models", "list")
-    assert "OpenAI Chat: atlas" in listed and "OpenAI Completion: atlas-text" in listed
-
-
 def test_a_conversation_goes_on(run: Run, client: openai.OpenAI) -> None:
     first = run("-m", "atlas", *OPTIONS, TURNS[0]["content"])
     second = run("-c", *OPTIONS, TURNS[2]["content"])
@@ -84,6 +79,8 @@ def test_a_system_prompt_and_a_piped_text(run: Run, client: openai.OpenAI) -> No
 
 
 def test_a_text_completion(run: Run, client: openai.OpenAI) -> None:
+    listed = run("models", "list")
+    assert "OpenAI Chat: atlas" in listed and "OpenAI Completion: atlas-text" in listed
     prompt = "The capital of France is"
     expected = client.completions.create(prompt=prompt, **GREEDY).choices[0].text
     assert run("-m", "atlas-text", *OPTIONS, prompt) == expected

@@ -120,9 +120,9 @@ def test_many_at_once_say_what_each_says_alone(server: RealServer, client: opena
 
     async def all_of_them() -> list[str]:
         async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
-            return await asyncio.gather(*(one(client, position) for position in range(18)))
+            return await asyncio.gather(*(one(client, position) for position in range(14)))
 
-    assert asyncio.run(all_of_them()) == alone * 3
+    assert asyncio.run(all_of_them()) == (alone * 3)[:14]
 
 
 def _runs(server: RealServer, least: int = 1) -> bool:

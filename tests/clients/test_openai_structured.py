@@ -14,7 +14,7 @@ import pytest
 
 from tests.clients.asking import CAPITAL, GREEDY, STORY, Gathered
 from tests.clients.schemas import SCHEMAS
-from tests.clients.test_hostile_schemas import CASES
+from tests.clients.test_hostile_schemas import CASES, some
 from tests.serve.real_server import MODEL, RealServer
 
 ASK: Any = [{"role": "user", "content": "Write JSON about a cat."}]
@@ -166,7 +166,7 @@ def test_a_bad_schema_is_named_by_its_path(client: openai.OpenAI, schema: Any, p
     assert str(caught.value.param) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("schema: ", "guided: "))])
+@pytest.mark.parametrize("name", some(name for name in CASES if name.startswith(("schema: ", "guided: "))))
 def test_a_costly_one_fails_by_itself_alone(client: openai.OpenAI, name: str) -> None:
     """Whatever a grammar costs the engine: it is followed, or the request is to blame, and others go on."""
     case = dict(CASES[name])
