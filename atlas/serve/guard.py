@@ -143,7 +143,8 @@ class Guard:
 class JsonOnly:
     """Answers 415 to a request whose body is not declared as JSON, or is in an encoding, which nothing would undo.
 
-    Of methods that no endpoint has only those are looked at that are known to have a body: the router says 405.
+    Where there is no body nothing has to be declared: OpenAI's client for Node cancels a response in that way. Of
+    methods that no endpoint has only those are looked at that are known to have a body: the router says 405.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -152,9 +153,9 @@ class JsonOnly:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan" and scope["method"].upper() in ("POST", "PUT", "PATCH"):
             try:
-                text = _single(scope, b"content-type") or ""
-                kind = text.partition(";")[0].strip().lower()
-                if kind != "application/json":
+                text = _single(scope, b"content-type")
+                kind = (text or "").partition(";")[0].strip().lower()
+                if kind != "application/json" and (text is not None or _has_body(scope)):
                     message = f"content-type: {kind[:80] or 'missing'!r}; accepted: application/json"
                     raise ApiError(415, "unsupported_media_type", message, "content-type")
                 encoding = (_single(scope, b"content-encoding") or "identity").strip().lower()
@@ -189,6 +190,12 @@ def _single(scope: Scope, header: bytes) -> str | None:
         name = header.decode()
         raise ApiError(400, "repeated_header", f"{name}: given {len(values)} times; accepted: once", name)
     return values[0].decode("latin-1").strip() if values else None
+
+
+def _has_body(scope: Scope) -> bool:
+    """Whether a request's head announces a body."""
+    announced = {name: value.strip() for name, value in scope["headers"]}
+    return b"transfer-encoding" in announced or announced.get(b"content-length", b"0") != b"0"
 
 
 def _allowed_host(text: str) -> str:

@@ -337,9 +337,21 @@ def test_origins_that_are_none(origin: str) -> None:
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "post"])
 def test_bodies_that_a_form_can_send(kind: str | None, method: str) -> None:
     headers = [("Host", "localhost")] + ([] if kind is None else [("Content-Type", kind)])
-    answer, through = send_to(headers, method=method)
+    for announced in (("Content-Length", "2"), ("Transfer-Encoding", "chunked")):
+        answer, through = send_to([*headers, announced], method=method)
+        assert answer.status == 415 and not through
+        assert answer.error()["code"] == "unsupported_media_type" and "application/json" in answer.error()["message"]
+
+
+@pytest.mark.parametrize("length", [[], [("Content-Length", "0")]])
+def test_without_a_body_nothing_is_declared(length: list[tuple[str, str]]) -> None:
+    """OpenAI's client for Node sends no Content-Type, then. Whoever declares something has to declare JSON."""
+    headers = [("Host", "localhost"), *length]
+    assert send_to(headers, method="POST")[1]
+    answer, through = send_to([*headers, ("Content-Type", "text/plain")], method="POST")
     assert answer.status == 415 and not through
-    assert answer.error()["code"] == "unsupported_media_type" and "application/json" in answer.error()["message"]
+    strange, through = send_to([*headers, ("Origin", "https://evil.example")], method="POST")
+    assert strange.status == 403 and not through
 
 
 @pytest.mark.parametrize("kind", ["application/json", "Application/JSON", "application/json; charset=utf-8"])
@@ -362,7 +374,7 @@ def test_anthropics_paths_get_anthropics_errors() -> None:
     answer, _ = send_to([("Host", "evil.example"), JSON], path="/v1/messages")
     body = msgspec.json.decode(answer.body)
     assert (body["type"], body["error"]["type"]) == ("error", "permission_error")
-    answer, _ = send_to([("Host", "localhost")], path="/v1/messages")
+    answer, _ = send_to([("Host", "localhost"), ("Content-Length", "2")], path="/v1/messages")
     assert msgspec.json.decode(answer.body)["error"]["type"] == "invalid_request_error"
 
 

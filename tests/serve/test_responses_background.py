@@ -207,3 +207,12 @@ def test_an_engine_that_dies_takes_no_stored_response_with_it(start: Start) -> N
     eventually(lambda: server.health() == 200, 20)  # it is started again
     again = client.responses.create(input="y", previous_response_id=first.id, extra_body={"seed": 1})
     assert again.output_text == first.output_text == "plain"
+
+
+def test_as_the_client_for_node_cancels(shared: RunningServer, client: openai.OpenAI) -> None:
+    """Without a body, and so without a Content-Type."""
+    opening = begin(client)
+    request = shared.http.build_request("POST", f"/v1/responses/{opening.id}/cancel")
+    assert "content-type" not in request.headers
+    answer = shared.http.send(request)
+    assert answer.status_code == 200 and answer.json()["status"] == "cancelled", answer.text
