@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -15,6 +17,7 @@ from serve_harness import ANSWER, RunningServer, Start, behaviour, eventually
 from atlas.serve.errors import ApiError
 from atlas.serve.openai import responses_background
 from atlas.serve.openai.responses_background import EventLog
+from tests.serve.in_process import Server, make_model
 
 
 @pytest.fixture
@@ -216,3 +219,23 @@ def test_as_the_client_for_node_cancels(shared: RunningServer, client: openai.Op
     assert "content-type" not in request.headers
     answer = shared.http.send(request)
     assert answer.status_code == 200 and answer.json()["status"] == "cancelled", answer.text
+
+
+def test_events_that_are_gone_are_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is said with the status, and not in a stream that has begun with 200."""
+    monkeypatch.setattr(responses_background, "MAX_LOG", 3000)
+    server = Server(make_model(tmp_path / "model"))
+    server.say_text(1, "a long answer " * 20)
+
+    async def main() -> None:
+        opening = (await server.post("/v1/responses", input="x", background=True, stream=True, seed=1)).text
+        created = json.loads(opening.split("data: ")[1].splitlines()[0])
+        path = f"/v1/responses/{created['response']['id']}"
+        gone = await server.http.get(path, params={"stream": "true", "starting_after": "0"})
+        error = gone.json()["error"]
+        assert (gone.status_code, error["code"], error["param"]) == (400, "events_not_kept", "starting_after")
+        first = int(error["message"].split("number ")[1].split()[0])
+        kept = await server.http.get(path, params={"stream": "true", "starting_after": str(first - 1)})
+        assert kept.status_code == 200 and f'"sequence_number":{first}' in kept.text
+
+    asyncio.run(main())

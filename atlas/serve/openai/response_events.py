@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from atlas.serve.errors import ResponsesErrorEvent
 from atlas.serve.openai.responses_items import OutputItem, OutputText, ReasoningText, SummaryText
 from atlas.serve.openai.responses_objects import ResponseObject
 
@@ -42,14 +43,6 @@ class ResponseIncomplete(_Lifecycle, frozen=True, tag="response.incomplete"):
 
 class ResponseFailed(_Lifecycle, frozen=True, tag="response.failed"):
     """The last event: it broke."""
-
-
-class ErrorEvent(_Event, frozen=True, kw_only=True, tag="error"):
-    """The last event of a stream that the server could not go on with."""
-
-    code: str | None
-    message: str
-    param: str | None
 
 
 class _ItemEvent(_Event, frozen=True, kw_only=True):
@@ -164,7 +157,7 @@ StreamEvent = (
     | ResponseCompleted
     | ResponseIncomplete
     | ResponseFailed
-    | ErrorEvent
+    | ResponsesErrorEvent
     | OutputItemAdded
     | OutputItemDone
     | ContentPartAdded

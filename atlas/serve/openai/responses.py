@@ -101,6 +101,7 @@ async def retrieve_response(http: Request, service: Service) -> Response:
     if log is None:
         found = "true, for a response that was not created with background and stream,"
         raise unsupported("stream", found, "retrieve it without")
+    log.check(after)  # now: once the stream has begun its status is 200
     return EventStream(log.follow(after), query.headers, end=b"")
 
 

@@ -46,13 +46,17 @@ class EventLog:
         self._more.set()
         self._more = asyncio.Event()
 
+    def check(self, after: int) -> None:
+        """Raises ApiError 400 if events after that of sequence number `after` are gone."""
+        if after + 1 < self.first:
+            message = f"starting_after: {after}; events before number {self.first} are not kept"
+            raise ApiError(400, "events_not_kept", message, "starting_after")
+
     async def follow(self, after: int) -> AsyncGenerator[bytes, None]:
         """The events after that of sequence number `after`, as they come. Raises ApiError where they are gone."""
         position = after + 1
         while True:
-            if position < self.first:
-                message = f"starting_after: {position - 1}; events before number {self.first} are not kept"
-                raise ApiError(400, "events_not_kept", message, "starting_after")
+            self.check(position - 1)
             fresh = [self.events[place] for place in range(position - self.first, len(self.events))]
             if fresh:
                 position += len(fresh)
