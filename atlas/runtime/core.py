@@ -77,7 +77,7 @@ def _word(launch: Launch, constant: str, kernel: str) -> int:
         raise BuildError(f"kernel {kernel}", f"takes a constant {constant!r}", ", ".join(constants) or "none")
     kind = "f" if constant in launch.op.float_constants else "i"
     try:
-        (word,) = struct.unpack("I", struct.pack(kind, constants[constant]))
+        (word,) = struct.unpack("<I", struct.pack(f"<{kind}", constants[constant]))
     except (struct.error, OverflowError):
         found = f"takes a constant {constant} of {constants[constant]!r}"
         raise BuildError(f"kernel {kernel}", found, "a number of 32 bits") from None
