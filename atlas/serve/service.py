@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -106,7 +107,7 @@ class Service:
 
         Raises ApiError 400 under `--strict-fields` if there are any.
         """
-        names = [field.encode("ascii", "backslashreplace").decode()[:80] for field in fields][:MAX_REPORTED]
+        names = [field.encode("ascii", "backslashreplace").decode()[:80] for field in islice(fields, MAX_REPORTED)]
         if names and self.config.strict_fields:
             raise unknown(names[0])
         names = list(dict.fromkeys(map(general_path, names)))

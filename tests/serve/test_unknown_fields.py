@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from serve_harness import Start
 
 from atlas.serve import body
+from atlas.serve.openai.requests import ChatRequest, CompletionRequest, parse
 from atlas.serve.routes import ENDPOINTS
 from atlas.serve.unknown_fields import MAX_REPORTED, general_path, unknown_fields
 
@@ -126,3 +127,30 @@ def test_a_request_is_not_slowed_down() -> None:
     for _ in range(100):
         unknown_fields(body_of, chat)
     assert (time.perf_counter() - began) / 100 < 2e-3
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"type": "text", "schema": {}}, ["response_format.schema"]),
+        ({"type": "json_object", "schema": {"x": 1}, "strict": True}, ["response_format.strict"]),
+        (
+            {"type": "json_schema", "schema": {}, "json_schema": {"schema": {"x": 1}, "strictt": True}},
+            ["response_format.schema", "response_format.json_schema.strictt"],
+        ),
+        ({"type": "json_schema", "json_schema": {"name": "a", "description": "b", "schema": {}, "strict": True}}, []),
+        ({"type": "grammar", "grammar": "x"}, []),
+        # What is no format gets an error later, which says more.
+        ({"type": "strange", "x": 1}, []),
+        ({"type": ["text"], "x": 1}, []),
+        ({"type": "json_schema", "json_schema": "x"}, []),
+        ("text", []),
+        (None, []),
+    ],
+)
+def test_a_response_format_is_looked_into(kind: Any, given: Any, expected: list[str]) -> None:
+    """`"strict": true` in the wrong place would be lost without a word."""
+    text = msgspec.json.encode({"messages": [], "prompt": "a", "response_format": given})
+    other = "prompt" if kind is ChatRequest else "messages"
+    assert [name for name in parse(text, kind)[1] if name != other] == expected

@@ -260,6 +260,13 @@ _NEUTRAL_COMPLETION: Mapping[str, tuple[Any, ...]] = {
 # Parts of an answer that clients send back with the history. They say nothing when empty.
 _EMPTY_IN_HISTORY = frozenset(f"messages[].{name}" for name in ("refusal", "annotations", "audio", "function_call"))
 
+_FORMAT_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "text": (),
+    "json_object": ("schema",),
+    "json_schema": ("json_schema",),
+    "grammar": ("grammar",),
+}
+
 _INTEGERS = ("max_tokens", "max_completion_tokens")
 
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
@@ -272,4 +279,17 @@ def refused(kind: type[Request]) -> Mapping[str, tuple[Any, ...]]:
 
 def parse(body: bytes, kind: type[Request]) -> tuple[Request, list[str]]:
     """A request body and the paths of the fields in it that nothing reads. Raises ApiError 400."""
-    return body_module.parse(body, kind, refused(kind), _INTEGERS, _EMPTY_IN_HISTORY)
+    request, ignored = body_module.parse(body, kind, refused(kind), _INTEGERS, _EMPTY_IN_HISTORY)
+    return request, ignored + _unread_of_format(request.response_format)
+
+
+def _unread_of_format(given: Any) -> list[str]:
+    """The paths of what nothing reads in a response format, which has no struct: its errors say more."""
+    kind = given.get("type") if isinstance(given, dict) else None
+    if not isinstance(kind, str) or kind not in _FORMAT_FIELDS:
+        return []
+    unread = [f"response_format.{name}" for name in given if name not in ("type", *_FORMAT_FIELDS[kind])]
+    if kind == "json_schema" and isinstance(inside := given.get("json_schema"), dict):
+        known = ("name", "description", "schema", "strict")
+        unread += [f"response_format.json_schema.{name}" for name in inside if name not in known]
+    return unread
