@@ -7,11 +7,12 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from atlas.api_keys import digest, name_of
+from atlas.api_keys import digest
 from atlas.serve.errors import ApiError
 
 CLIENT = "atlas.client"
-"""Where the scope says who asks: a key's name, or ANONYMOUS."""
+"""Where the scope says who asks: a key's digest in hexadecimal, or ANONYMOUS. What is stored or counted for a key is
+known by it, so it is all of the digest: of the short names for people, two of some thousands of keys may be equal."""
 ANONYMOUS = "anonymous"
 
 OPEN_PATHS = frozenset({"/health", "/health/live"})
@@ -38,7 +39,7 @@ class Auth:
         # A preflight carries no credentials by its standard; the router answers it 405 where it gets this far.
         if self._keys and not (scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")):
             try:
-                client = name_of(self._authenticate(scope["headers"]))
+                client = self._authenticate(scope["headers"]).hex()
             except ApiError as error:
                 await error.response(scope)(scope, receive, send)
                 return

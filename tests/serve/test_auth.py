@@ -48,7 +48,7 @@ def get(headers: Headers, path: str = "/v1/models", method: str = "GET") -> tupl
 )
 def test_a_valid_key(headers: Headers, key: str) -> None:
     answer, clients = get(headers)
-    assert (answer.status, clients) == (200, [name_of(digest(key.encode()))])
+    assert (answer.status, clients) == (200, [digest(key.encode()).hex()])
 
 
 @pytest.mark.parametrize(
@@ -276,3 +276,21 @@ def test_a_large_body_without_a_key_is_not_taken(locked: RunningServer) -> None:
 
 def test_an_open_server_says_nothing_of_keys(shared: RunningServer) -> None:
     assert "ATLAS_API_KEY" not in shared.output.read_text()
+
+
+def test_keys_of_one_name_are_two_clients() -> None:
+    """What belongs to a key is not another's whose name is the same by chance."""
+    named: dict[str, str] = {}
+    for number in range(1_000_000):
+        key = f"sk-{number}"
+        if (other := named.setdefault(name_of(digest(key.encode())), key)) != key:
+            break
+    else:
+        raise AssertionError("no two names are equal")
+    keys = [digest(one.encode()) for one in (key, other)]
+    inner = Inner()
+    for one in (key, other):
+        headers = [("Authorization", f"Bearer {one}")]
+        assert asyncio.run(ask(Auth(inner, keys), "GET", "/v1/models", headers)).status == 200
+    first, second = (scope[CLIENT] for scope in inner.scopes)
+    assert first != second
