@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Iterable, Sequence
 
 from starlette.exceptions import HTTPException
@@ -15,13 +16,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from atlas.serve import tracking
 from atlas.serve.auth import Auth
 from atlas.serve.endpoint import Endpoint
-from atlas.serve.errors import ApiError
+from atlas.serve.errors import ApiError, speaks_anthropic
 from atlas.serve.guard import Guard
 from atlas.serve.limits import Deadline, Limits
 from atlas.serve.routes import ENDPOINTS
 from atlas.serve.service import Service
 
 logger = logging.getLogger("atlas.serve")
+
+_LEADING_V1 = re.compile(r"(/v1)+(?=/)")
 
 
 def create_app(service: Service, keys: Iterable[bytes], bound: Sequence[str]) -> ASGIApp:
@@ -35,12 +38,12 @@ def create_app(service: Service, keys: Iterable[bytes], bound: Sequence[str]) ->
         ConfigError: `--allowed-host` or `--cors-origin` is wrong.
     """
 
-    app = _Routes(service)
+    routes = _Routes(service)
     # From the inside out. Whoever is turned away by an outer layer costs the inner ones nothing.
     config = service.config
-    limited = _Counting(Limits(Deadline(app, config.request_timeout), config), service)
+    limited = _Counting(Limits(Deadline(routes, config.request_timeout), config), service)
     guarded = Guard(Auth(limited, keys), bound, config.allowed_host, config.cors_origin)
-    return tracking.Tracking(guarded, service.metrics, service.finished)
+    return tracking.Tracking(guarded, service.metrics, service.finished, routes.path_of)
 
 
 class _Routes:
@@ -53,19 +56,46 @@ class _Routes:
         paths: dict[str, dict[str, Endpoint]] = {}
         for endpoint in ENDPOINTS:
             paths.setdefault(endpoint.path, {})[endpoint.method] = endpoint
-        self._router = Router(
-            [
-                Route(path, _Handler(path, endpoints, service), methods=list(endpoints))
-                for path, endpoints in paths.items()
-            ]
-        )
+        self._routes = [
+            Route(path, _Handler(path, endpoints, service), methods=list(endpoints))
+            for path, endpoints in paths.items()
+        ]
+        self._router = Router(self._routes)
+
+    def path_of(self, path: str) -> str | None:
+        """The route of a request's path, as the table has it, whatever the method is; None: there is none."""
+        return next((route.path for route in self._routes if route.path_regex.match(path)), None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # then the router raises what it finds wrong, instead of answering it
         try:
             await self._router(scope, receive, send)
         except HTTPException as error:
-            await _http_error(scope, error)(scope, receive, send)
+            await self._http_error(scope, error).response(scope)(scope, receive, send)
+
+    def _http_error(self, scope: Scope, error: HTTPException) -> ApiError:
+        path = scope["path"][:200]
+        if error.status_code == 404:
+            return ApiError(404, "unknown_endpoint", f"{path}: there is no such endpoint{self._hint(path)}")
+        message = f"{scope['method'][:20]} {path}: {error.detail}"
+        if allowed := (error.headers or {}).get("Allow"):
+            message += f"; accepted: {', '.join(sorted(allowed.split(', ')))}"
+        return ApiError(error.status_code, "http_error", message, headers=error.headers)
+
+    def _hint(self, path: str) -> str:
+        """What a client that asks this was meant to be told: most have a base URL with a /v1 too few or too many."""
+        if path == "/":
+            return "; GET /docs shows those that there are"
+        meant = "/v1" + _LEADING_V1.sub("", path)
+        if meant == path or self.path_of(meant) is None:
+            return ""
+        hint = f"; did you mean {meant}?"
+        if _LEADING_V1.match(path):
+            if speaks_anthropic({"path": meant}):
+                return f"{hint} give Anthropic's client a base_url without /v1"
+            return f"{hint} give the client a base_url that has /v1 once"
+        # Anthropic's clients write /v1 themselves.
+        return hint if speaks_anthropic({"path": meant}) else f"{hint} give the client a base_url that ends in /v1"
 
 
 class _Handler:
@@ -75,7 +105,6 @@ class _Handler:
         self._path, self._endpoints, self._service = path, endpoints, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tracking.route_taken(self._path)
         response = await self._answer(Request(scope, receive, send))
         await response(scope, receive, send)
 
@@ -123,11 +152,3 @@ class _Counting:
             await response(scope, counting_receive, send)
         finally:
             self._service.active -= counted
-
-
-def _http_error(scope: Scope, error: HTTPException) -> Response:
-    path = scope["path"][:200]
-    if error.status_code == 404:
-        return ApiError(404, "unknown_endpoint", f"{path}: there is no such endpoint").response(scope)
-    message = f"{scope['method']} {path}: {error.detail}"
-    return ApiError(error.status_code, "http_error", message, headers=error.headers).response(scope)

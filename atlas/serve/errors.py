@@ -3,6 +3,7 @@ a code that stays the same."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -11,6 +12,8 @@ from starlette.types import Scope
 
 from atlas.errors import AtlasError
 from atlas.serve import tracking
+
+_ANTHROPIC_PATH = re.compile(r"(/v1)*/messages(/.*)?", re.DOTALL)
 
 
 class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -106,9 +109,8 @@ class ApiError(Exception):
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Whether a request is for Anthropic's API."""
-    path: str = scope["path"]
-    return path == "/v1/messages" or path.startswith("/v1/messages/")
+    """Whether a request is for Anthropic's API, or meant to be: with a base URL that is wrong by a /v1."""
+    return _ANTHROPIC_PATH.fullmatch(scope["path"]) is not None
 
 
 def speaks_responses(scope: Scope) -> bool:

@@ -77,12 +77,6 @@ class Record:
 current: ContextVar[Record | None] = ContextVar("record", default=None)
 
 
-def route_taken(path: str) -> None:
-    """The current request goes to the route `path`."""
-    if (record := current.get()) is not None:
-        record.endpoint = path
-
-
 def failed(code: str) -> str | None:
     """The current request gets an error. Returns its id."""
     if (record := current.get()) is None:
@@ -159,9 +153,19 @@ class Generation:
 class Tracking:
     """The layer that makes records and gives every answer its `x-request-id` (and `request-id`)."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, finished: Sequence[Callable[[Record], None]]) -> None:
-        """finished: each is called with the record of every request that has ended."""
-        self._app, self._metrics, self._finished = app, metrics, finished
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        finished: Sequence[Callable[[Record], None]],
+        route_of: Callable[[str], str | None],
+    ) -> None:
+        """
+        Args:
+            finished: each is called with the record of every request that has ended.
+            route_of: the route that a path has, known before a layer may refuse the request; None: it has none.
+        """
+        self._app, self._metrics, self._finished, self._route_of = app, metrics, finished, route_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -169,6 +173,7 @@ class Tracking:
             return
         method = scope["method"] if scope["method"] in METHODS else UNKNOWN
         record = Record(_request_id(scope["headers"]), method, scope["headers"], self._metrics)
+        record.endpoint = self._route_of(scope["path"]) or UNKNOWN
 
         async def tracked_receive() -> Message:
             message = await receive()
@@ -200,8 +205,8 @@ class Tracking:
         metrics.http_seconds.of(record.endpoint, record.method).observe(record.ended - record.began)
         if record.error is not None:
             metrics.errors.add(1, record.endpoint, record.error)
-        # Probes and scrapes come every few seconds.
-        level = logging.INFO if record.method == "POST" else logging.DEBUG
+        # Probes and scrapes come every few seconds; who has no key is of interest whatever was asked.
+        level = logging.INFO if record.method == "POST" or record.status == 401 else logging.DEBUG
         if logger.isEnabledFor(level):
             logger.log(level, "%s", _sentence(fields), extra={"fields": fields})
         for listener in self._finished:

@@ -269,8 +269,8 @@ def test_a_listener_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) ->
     def broken(record: Record) -> None:
         raise ValueError("no")
 
-    scope = {"type": "http", "method": "POST", "headers": [(b"x-request-id", b"mine")]}
-    asyncio.run(Tracking(app, Metrics(), [broken, heard.append])(scope, send, send))  # type: ignore[arg-type]
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"x-request-id", b"mine")]}
+    asyncio.run(Tracking(app, Metrics(), [broken, heard.append], lambda path: None)(scope, send, send))  # type: ignore[arg-type]
     assert [(record.id, record.status) for record in heard] == [("mine", 204)]
     assert sent[0]["headers"] == [(b"x-request-id", b"mine"), (b"request-id", b"mine")]
     assert "a listener failed" in caplog.text
