@@ -24,6 +24,13 @@ LARGE_BODY = 1 << 20
 MAX_FOUND = 200
 """Characters of an error that say what was found."""
 
+_INSTEAD = {
+    "functions": "send tools instead",
+    "function_call": "send tool_choice instead",
+    "chat_template": "leave it out, or start the server with --chat-template FILE",
+}
+"""What does the work of a field that is not supported."""
+
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
@@ -86,7 +93,7 @@ def convert(
     """
     for name, values in (neutral or {}).items():
         if (given := value.pop(name, None)) is not None and not _among(given, values):
-            raise unsupported(name, _shorten(given))
+            raise unsupported(name, _shorten(given), _INSTEAD.get(name, "leave it out"))
     for name in integers:
         if isinstance(given := value.get(name), float) and abs(given) >= 2**53:
             value[name] = int(given)

@@ -138,4 +138,6 @@ def _max_tokens(request: ChatRequest | CompletionRequest, *, scoring: bool) -> i
 
 def _conflict(max_tokens: int, max_completion_tokens: int) -> ApiError:
     found = f"{max_completion_tokens}, but max_tokens is {max_tokens}"
-    return invalid("max_completion_tokens", found[:120], "one of the two, or equal values")
+    return invalid(
+        "max_completion_tokens", found[:120], "one of the two, or equal values", code="conflicting_parameters"
+    )

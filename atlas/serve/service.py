@@ -99,7 +99,9 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 unless `name` is one of the served model's (or left out)."""
         if name is not None and not self.config.serves(name):
-            message = f"model: {name[:200]!r} is not served; accepted: {', '.join(self.config.model_names)[:400]}"
+            accepted = ", ".join(self.config.model_names)[:400]
+            fix = "or start the server with --served-model-name NAME (or '*')"
+            message = f"model: {name[:200]!r} is not served; accepted: {accepted}; {fix}"
             raise ApiError(404, "model_not_found", message, "model")
 
     def report_ignored(self, fields: Iterable[str]) -> dict[str, str]:

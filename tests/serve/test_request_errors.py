@@ -84,7 +84,8 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"tools": [{"type": "function"}]}, "tools[0].function", ["missing"]),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", ["no place for tools"]),
     ({"tool_choice": "required"}, "tool_choice", ["without tools"]),
-    ({"functions": [{}]}, "functions", ["not supported"]),
+    ({"functions": [{}]}, "functions", ["not supported", "send tools instead"]),
+    ({"function_call": {"name": "f"}}, "function_call", ["not supported", "send tool_choice instead"]),
     ({"response_format": {"type": "json"}}, "response_format.type", ["'json'", "json_schema"]),
     ({"guided_regex": "a("}, "guided_regex", ["regex parse error"]),
     ({"top_logprobs": 3}, "top_logprobs", ["3", "logprobs is true"]),
@@ -141,7 +142,7 @@ COMMON_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"prompt_logprobs": 21}, "prompt_logprobs", ["21", "from 0 to 20"]),
     ({"prompt_logprobs": -1}, "prompt_logprobs", ["-1"]),
     ({"include_stop_str_in_output": "yes"}, "include_stop_str_in_output", ["bool", "str"]),
-    ({"chat_template": "{{ 1 }}"}, "chat_template", ["not supported"]),
+    ({"chat_template": "{{ 1 }}"}, "chat_template", ["not supported", "--chat-template FILE"]),
 ]
 
 TEXT_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
@@ -191,7 +192,15 @@ def test_missing_fields(shared: RunningServer) -> None:
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_an_unknown_model(shared: RunningServer, path: str) -> None:
     body = {"model": "gpt-4", "messages": YO, "prompt": "yo"}
-    check(shared.http.post(path, json=body), 404, "model_not_found", "model", "gpt-4", "tiny")
+    check(
+        shared.http.post(path, json=body),
+        404,
+        "model_not_found",
+        "model",
+        "gpt-4",
+        "tiny",
+        "--served-model-name NAME (or '*')",
+    )
 
 
 def test_one_line_of_3_megabytes(shared: RunningServer) -> None:
@@ -240,3 +249,8 @@ def test_ignored_field_names_cannot_break_the_header(shared: RunningServer) -> N
     response = shared.http.post(CHAT, json=body)
     assert response.status_code == 200 and "x-evil" not in response.headers
     assert len(response.headers["x-atlas-ignored-fields"]) < 4000
+
+
+def test_two_limits_that_differ_are_a_conflict(shared: RunningServer) -> None:
+    body = {"messages": YO, "max_tokens": 4, "max_completion_tokens": 3}
+    check(shared.http.post(CHAT, json=body), 400, "conflicting_parameters", "max_completion_tokens", "3", "4")
