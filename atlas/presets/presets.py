@@ -66,12 +66,15 @@ class Presets(msgspec.Struct, frozen=True):
         settings: ServeConfig,
         origins: Sequence[Origin] = (),
         *,
+        own_template: str | None = None,
         presets: Sequence[Preset] | None = None,
     ) -> Presets:
         """The presets of a model.
 
         config, generation_config: contents of the checkpoint's files.  template: None if there is none that works.
         origins: where each value of `settings` came from.  presets: of known models, instead of the kernel tree's.
+        own_template: the checkpoint's, by which it is known; None: `template` is it. What answers look like depends
+            on the template in use; which sampling suits the model does not.
 
         Raises:
             BuildError: a file of presets is wrong.
@@ -83,11 +86,12 @@ class Presets(msgspec.Struct, frozen=True):
         known = _known() if presets is None else presets
         architectures = config.get("architectures")
         named = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
-        preset = library.find(known, named, text)
-        tools = _parser(settings.tool_parser, told.get("tool_parser"), preset, "tool_parser", TOOL_SIGNS, text)
+        in_use = library.find(known, named, text)
+        tools = _parser(settings.tool_parser, told.get("tool_parser"), in_use, "tool_parser", TOOL_SIGNS, text)
         reasons = _parser(
-            settings.reasoning_parser, told.get("reasoning_parser"), preset, "reasoning_parser", REASONING_SIGNS, text
+            settings.reasoning_parser, told.get("reasoning_parser"), in_use, "reasoning_parser", REASONING_SIGNS, text
         )
+        preset = in_use if own_template is None else library.find(known, named, own_template)
         layers, sampling_preset = _layers(preset, generation_config)
         if settings.default_sampling:
             origin = told.get("default_sampling", "setting")

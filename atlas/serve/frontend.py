@@ -12,14 +12,14 @@ import msgspec
 
 from atlas.config import Origin, ServeConfig
 from atlas.engine.sampling_defaults import SamplingDefaults
-from atlas.errors import CheckpointError, ConfigError, RequestError
+from atlas.errors import RequestError
 from atlas.parsers import shown_words
 from atlas.presets import Presets
 from atlas.serve.errors import ApiError, invalid
 from atlas.serve.grammar_worker import Vocabulary
 from atlas.serve.grammars import GrammarChecker
 from atlas.serve.offload import Offload
-from atlas.text.chat_template import ChatTemplate
+from atlas.text.chat_template import ChatTemplate, load_template
 from atlas.text.messages import ChatMessage, guard_all, turns
 from atlas.text.tools import Tool, definitions
 from atlas.tokenizer import Tokenizer
@@ -83,9 +83,12 @@ class Frontend:
         """
         with open_checkpoint(path) as checkpoint:
             tokenizer = Tokenizer.from_checkpoint(checkpoint)
-            template, fault = _template(tokenizer, config.chat_template)
+            own = tokenizer.chat_template
+            template, fault = load_template(own, tokenizer.special_tokens_map, config.chat_template)
             digest = checkpoint.digest()
-            presets = Presets.of(checkpoint.config, checkpoint.generation_config, template, config, origins)
+            presets = Presets.of(
+                checkpoint.config, checkpoint.generation_config, template, config, origins, own_template=own
+            )
         for words in (shown_words(None, presets.markers), shown_words(presets.parser, presets.markers)):
             tokenizer.stream(words)  # so that what it needs is made here, and not when a request waits
         if template is not None:
@@ -179,25 +182,6 @@ class Frontend:
         finally:
             # A template can be slow on a small input; it stalls every stream once, not each time.
             self._slow = time.perf_counter() - started > SLOW_SECONDS
-
-
-def _template(tokenizer: Tokenizer, file: str | None) -> tuple[ChatTemplate | None, str]:
-    """The chat template of `file`, else the model's own; or None, and why."""
-    if file is not None:
-        try:
-            source = Path(file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError("--chat-template", f"{file}: {error}", "a file with a Jinja2 template") from None
-        try:
-            return ChatTemplate(source, tokenizer.special_tokens_map), ""
-        except CheckpointError as error:
-            raise ConfigError("--chat-template", f"{file}: {error}", "a file with a Jinja2 template") from None
-    if tokenizer.chat_template is None:
-        return None, "this model has no chat template"
-    try:
-        return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens_map), ""
-    except CheckpointError as error:
-        return None, f"this model's chat template cannot be used ({error})"
 
 
 def check_length(tokens: int, max_context: int, where: str, *, at_least: bool = False) -> None:

@@ -6,6 +6,7 @@ import datetime
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import jinja2
@@ -13,7 +14,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
-from atlas.errors import CheckpointError, RequestError
+from atlas.errors import CheckpointError, ConfigError, RequestError
 from atlas.text.sandbox import Sandbox
 from atlas.text.template_names import outside_names
 
@@ -149,6 +150,27 @@ class ChatTemplate:
         if indent is not None and indent > 16:
             raise ValueError("tojson: indent above 16")
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def load_template(
+    own: str | None, special_tokens: Mapping[str, str], file: str | None, option: str = "--chat-template"
+) -> tuple[ChatTemplate | None, str]:
+    """The chat template of `file`, else the model's `own`; or None, and why.
+
+    Raises:
+        ConfigError: the file cannot be used; `option` is what named it.
+    """
+    if file is not None:
+        try:
+            return ChatTemplate(Path(file).read_text(encoding="utf-8"), special_tokens), ""
+        except (OSError, UnicodeDecodeError, CheckpointError) as error:
+            raise ConfigError(option, f"{file}: {error}", "a file with a Jinja2 template") from None
+    if own is None:
+        return None, "this model has no chat template"
+    try:
+        return ChatTemplate(own, special_tokens), ""
+    except CheckpointError as error:
+        return None, f"this model's chat template cannot be used ({error})"
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -62,6 +62,22 @@ def test_flag_then_preset_then_template_then_none() -> None:
     )
 
 
+def test_a_template_of_ones_own_leaves_the_model_what_it_is() -> None:
+    def served(text: str, own: str | None) -> Presets:
+        given = ServeConfig(chat_template="a file")
+        return Presets.of(QWEN3, PUBLISHED, ChatTemplate(text, {}), given, own_template=own)
+
+    plain = served(known.chatml(), known.QWEN3)
+    assert told(plain)["sampling_preset"][0] == "qwen3" and plain.plain.temperature == 0.7
+    assert (plain.tool_format, plain.reasoning, plain.switches.thinking) == (None, None, None)
+    taught = served(known.chatml(known.GLM_CALL), known.QWEN3)
+    assert taught.tool_format == "glm" and told(taught)["tool_parser"][1].startswith("the chat template: ")
+    assert told(served(known.QWEN3, known.chatml()))["sampling_preset"][0] is None, (
+        "another model, whatever it is given"
+    )
+    assert told(served(known.QWEN3, None))["sampling_preset"][0] == "qwen3"
+
+
 def test_a_template_that_shows_another_notation_is_right() -> None:
     taught = presets(known.chatml(known.HERMES_CALL + known.MISTRAL_CALL, "{# enable_thinking #}"), config=QWEN3)
     assert taught.tool_format == "hermes", "the template shows two, so the preset decides"
