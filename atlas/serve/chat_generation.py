@@ -147,7 +147,10 @@ def plan_of(frontend: Frontend, request: ChatRequest) -> Plan:
         # The model is not told of tools that it may not call.
         return Plan([], {}, None, markers, reasoning, variables, unread)
     if not switches.takes_tools:
-        message = "tools: this model's chat template has no place for tools; leave them out, or serve a model that has"
+        message = (
+            "tools: this model's chat template has no place for tools; leave them out, serve a model whose template "
+            "has, or serve with --chat-template FILE, a template that has a place for tools: docs/tools.md"
+        )
         raise ApiError(400, "no_tool_template", message, "tools")
     if presets.parser is None:
         fix = "name the format that the model writes calls in with --tool-parser"

@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="minutes: run `pytest -m exhaustive`"))
 
 
-TEMPLATE = Path(__file__).parent / "tools.jinja"
+TEMPLATE = Path(__file__).parents[2] / "docs" / "chat-templates" / "chatml_tools.jinja"
 """SmolLM2's own knows neither tools nor thinking. This one does, and is the same where neither is asked for."""
 
 

@@ -153,6 +153,15 @@ def test_a_chat_template_of_ones_own(tmp_path: Path, start: Start) -> None:
     assert prompts[0] != prompts[1] == prompts[2]
 
 
+def test_the_template_for_tools_keeps_the_models_sampling(tmp_path: Path) -> None:
+    """docs/tools.md serves SmolLM2 so."""
+    file = Path(__file__).parents[2] / "docs" / "chat-templates" / "chatml_tools.jinja"
+    own = "{% for m in messages %}{{ m.content }}{% endfor %}{# named SmolLM, trained by Hugging Face #}"
+    presets = Server(make_model(tmp_path / "m", chat_template=own), chat_template=str(file)).frontend.presets
+    assert (presets.plain.temperature, presets.plain.top_p) == (0.2, 0.9)
+    assert presets.tool_format == "hermes" and presets.switches.takes_tools
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

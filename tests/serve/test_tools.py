@@ -424,7 +424,7 @@ def test_models_that_cannot(tmp_path: Path) -> None:
             assert word in error["message"]
 
     async def main() -> None:
-        await refused(silent, "no_tool_template", "no place for tools", tools=[NOW])
+        await refused(silent, "no_tool_template", "no place for tools", "--chat-template", "docs/tools.md", tools=[NOW])
         await refused(formatless, "unsupported_parameter", "--tool-parser", tools=[NOW])
         await refused(silent, "invalid_value", "enable_thinking", "never reason", enable_thinking=True)
         await refused(silent, "unsupported_parameter", "thinking_budget", thinking_budget=3)
