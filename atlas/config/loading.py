@@ -40,6 +40,8 @@ def offline_config(model: str | Path, options: Mapping[str, Any], *, strict: boo
             value = (value,)
         if name == "kernel_pack" and isinstance(value, list | tuple):
             value = tuple(str(path) if isinstance(path, Path) else path for path in value)
+        if name == "chat_template" and isinstance(value, Path):
+            value = str(value)
         if value is not None or name not in ("backend", "kernel_pack", "offline"):
             values[name] = value if value is None else _convert(name, name, value, strict=strict)
     return ServeConfig(model=_convert("model", "model", str(model), strict=True), **values)

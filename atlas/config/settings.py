@@ -292,5 +292,6 @@ OFFLINE_FIELDS = (
     "max_rows",
     "kv_memory",
     "offline",
+    "chat_template",
 )
 """Settings that mean something without a server."""

@@ -33,7 +33,7 @@ from atlas.presets import Presets
 from atlas.runtime.extension import start_driver
 from atlas.runtime.progress import WeightsBar
 from atlas.runtime.runner import Runner, RunnerOptions
-from atlas.text.chat_template import ChatTemplate
+from atlas.text.chat_template import ChatTemplate, load_template
 from atlas.tokenizer import Tokenizer, end_ids
 from atlas.weights import Checkpoint, open_checkpoint
 from atlas.weights.fetch import resolve_model
@@ -52,8 +52,8 @@ class LLM:
 
     Args:
         model: a catalogue name, a directory, a GGUF file or a Hugging Face id, as for `python -m atlas.serve`.
-        options: quant, kv_dtype, backend, kernel_pack, threads, max_context, max_seqs, max_rows, kv_memory and offline,
-            with the meaning and the checks of the server's flags (atlas/config.py).
+        options: quant, kv_dtype, backend, kernel_pack, threads, max_context, max_seqs, max_rows, kv_memory, offline
+            and chat_template, with the meaning and the checks of the server's flags (atlas/config.py).
 
     One thread of its own owns the engine. Every method may be called from any thread at any time; what several
     threads ask for runs in one batch. A forked child cannot use its parent's LLM and is told so; it may make its
@@ -79,8 +79,13 @@ class LLM:
             self._tokenizer, self._no_tokenizer = _open_tokenizer(checkpoint)
             configured = end_ids(checkpoint.generation_config, checkpoint.config)
             self._ends = self._tokenizer.eos_token_ids if self._tokenizer else configured
-            self._template = _open_template(self._tokenizer)
-            self._presets = Presets.of(checkpoint.config, checkpoint.generation_config, self._template, config)
+            own = self._tokenizer.chat_template if self._tokenizer else None
+            special = self._tokenizer.special_tokens_map if self._tokenizer else {}
+            # A model without a usable template still completes texts; the reason is told where a chat is asked for.
+            self._template, _ = load_template(own, special, config.chat_template, "chat_template")
+            self._presets = Presets.of(
+                checkpoint.config, checkpoint.generation_config, self._template, config, own_template=own
+            )
             limits = dataclasses.replace(
                 RunnerOptions.of(config.engine(path)), max_logits=max(config.max_seqs or 0, _LOGIT_ROWS)
             )
@@ -200,7 +205,8 @@ class LLM:
         The rest is as for `generate`.
 
         Raises:
-            RequestError: as there, and where the template refuses the messages, in its own words.
+            RequestError: as there; for tools and names that the template does not read; and where the template
+                refuses the messages, in its own words.
             CheckpointError: the model has no usable template.
         """
         template, tokenizer = self._chat_template(), self.tokenizer
@@ -409,16 +415,6 @@ class LLM:
                 raise CheckpointError("chat template", "this model has none", fix="use generate")
             self._template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens_map)
         return self._template
-
-
-def _open_template(tokenizer: Tokenizer | None) -> ChatTemplate | None:
-    """A model without a usable template still completes texts; the reason is told where a chat is asked for."""
-    if tokenizer is None or tokenizer.chat_template is None:
-        return None
-    try:
-        return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens_map)
-    except CheckpointError:
-        return None
 
 
 def _open_tokenizer(checkpoint: Checkpoint) -> tuple[Tokenizer | None, str]:

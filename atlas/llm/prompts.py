@@ -12,6 +12,7 @@ import numpy as np
 from atlas.errors import RequestError
 from atlas.text.chat_template import ChatTemplate
 from atlas.text.messages import ChatMessage, turns
+from atlas.text.switches import RESERVED
 from atlas.tokenizer import Tokenizer
 from atlas.tokenizer.tokenizer import GUARD
 
@@ -94,7 +95,7 @@ def render(
     The user's words are guarded as on the server: a special token in them stays text.
 
     Raises:
-        RequestError: naming the field of the message, or in the template's own words.
+        RequestError: naming the field of the message, or what the template does not read; or in its own words.
     """
     try:
         conversation = msgspec.convert(messages, list[ChatMessage])
@@ -108,11 +109,20 @@ def render(
     if not (variables is None or isinstance(variables, Mapping)):
         raise RequestError("chat_template_kwargs", f"a {type(variables).__name__}", "a mapping of names to values")
     guard = tokenizer.guard
+    tools, variables = _plain("tools", tools), _plain("chat_template_kwargs", dict(variables or {}))
+    if tools and "tools" not in template.variables:
+        found = "the chat template has no place for tools"
+        raise RequestError("tools", found, fix="load the model with chat_template=FILE, one that has: docs/tools.md")
+    names = template.variables - {*RESERVED}
+    for name in variables:
+        if name not in names:
+            accepted = f"names that it reads: {', '.join(sorted(names)) or 'there are none'}"
+            raise RequestError(f"chat_template_kwargs.{name[:60]}", "the chat template does not read it", accepted)
     try:
         text = template.render(
             turns(conversation, guard, template),
-            tools=_guarded(_plain("tools", tools), guard) if tools else None,
-            variables=_plain("chat_template_kwargs", dict(variables or {})),
+            tools=_guarded(tools, guard) if tools else None,
+            variables=variables,
         )
         ids = tokenizer.encode_rendered(text)
     except RequestError as error:

@@ -17,7 +17,7 @@ import pytest
 
 from atlas.engine.engine import Engine
 from atlas.engine.messages import SamplingParams as EngineParams
-from atlas.errors import AtlasError, CheckpointError, RequestError
+from atlas.errors import AtlasError, CheckpointError, ConfigError, RequestError
 from atlas.llm import LLM, RequestOutput, SamplingParams
 from atlas.presets import library, presets
 from atlas.runtime.runner import Runner, RunnerOptions
@@ -276,6 +276,30 @@ def test_tools_and_variables_reach_the_template(tmp_path: Path) -> None:
         for variables in (5, ["a"], {"a": "\ud83d"}):
             with pytest.raises(RequestError, match="^chat_template_kwargs: "):
                 llm.chat(talk, GREEDY, chat_template_kwargs=variables)  # type: ignore[arg-type]
+
+
+def test_what_the_template_does_not_read_is_refused(llm: LLM, tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "q"}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    with pytest.raises(RequestError, match=r"^tools: .*no place for tools.*chat_template=FILE"):
+        llm.chat(talk, GREEDY, tools=tools)
+    assert llm.chat(talk, GREEDY, tools=[], chat_template_kwargs={})
+    for name in ("loud", "messages", "tools", "bos_token", "x" * 99):
+        with pytest.raises(RequestError, match=rf"^chat_template_kwargs\.{name[:60]}: .*not read it"):
+            llm.chat(talk, GREEDY, chat_template_kwargs={name: True})
+    file = tmp_path / "own.jinja"
+    file.write_text("{{ tools[0].function.name }}{{ messages[0].content }}{{ '!' if loud else '?' }}")
+    model = make_model(tmp_path / "m")
+    for given in (file, str(file)):
+        with LLM(model, backend="cpu", quant="f32", max_seqs=2, chat_template=given) as own:
+            (result,) = own.chat(talk, GREEDY, tools=tools, chat_template_kwargs={"loud": True})
+            assert result.prompt == "fq!"
+            with pytest.raises(RequestError, match=r"quiet: .*names that it reads: loud"):
+                own.chat(talk, GREEDY, tools=tools, chat_template_kwargs={"quiet": True})
+    file.write_text("{% if %}")
+    for broken in (file, tmp_path / "none"):
+        with pytest.raises(ConfigError, match="^chat_template: .*accepted: a file with a Jinja2 template"):
+            LLM(model, backend="cpu", quant="f32", chat_template=broken)
 
 
 def test_defaults_are_the_servers_and_follow_the_thinking_switch(
