@@ -20,9 +20,9 @@ bytes = "multiprocessors * 2 * 512 * max_rows"
 [knobs]
 BLOCKS = "ceil_div(n, 128)"
 TILES = "ceil_div(k, 128 // max(1, size_x))"
-# Ranges of a row block, 2, 4 or 8, of which a cluster has all, so that all clusters find room: of
-# 132 multiprocessors, 66 pairs in eight groups of nine at most, 13 of eight or 29 of four do,
-# however they are grouped (this H200 holds 15 or 30).
+# Ranges of a row block, 2, 4 or 8, of which a cluster has all, so that all clusters find room. An
+# H200 holds 15 of eight or 30 of four; parts with as many multiprocessors differ in how pairs of
+# them are grouped, nine at most in each of eight groups, and hold 13 or 29 at least.
 ROOM = "2 * multiprocessors // (5 * BLOCKS)"
 SIZE = "2 * min(2, ROOM) * max(1, min(2, ROOM // 2))"
 # Whether they are taken: where shared memory has all of a range, up to eight tiles. Qwen3-0.6B's 28
