@@ -8,6 +8,7 @@ from atlas.config.loading import (
     flag_name,
     load,
     offline_config,
+    public,
 )
 from atlas.config.settings import (
     OFFLINE_FIELDS,
@@ -38,4 +39,5 @@ __all__ = [
     "load",
     "offline_config",
     "parse_bytes",
+    "public",
 ]

@@ -10,6 +10,7 @@ import argparse
 import difflib
 import functools
 import json
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -76,6 +77,7 @@ _PARSERS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "api_key": (digest_keys, KEY_ACCEPTED),
     "default_sampling": (_sampling, 'an object of sampling fields and numbers, such as {"temperature": 0.2}'),
 }
+_USER = re.compile(r"(\w+://)[^/?#]*@")
 _METAVARS = {
     "kernel_pack": "FILE",
     "api_key": "KEY",
@@ -94,14 +96,24 @@ def describe(origins: Sequence[Origin]) -> str:
     return "\n".join(f"{name:<{widths[0]}} = {value:<{widths[1]}}  ({origin})" for name, value, origin in rows)
 
 
+def public(value: Any) -> Any:
+    """A setting's value for anyone to see: API keys by name, URLs without their user and password."""
+    if isinstance(value, tuple):
+        return [public(item) for item in value]
+    if isinstance(value, bytes):
+        return name_of(value)
+    if isinstance(value, str) and (match := _USER.match(value)):
+        return f"{match[1]}***@{value[match.end() :]}"
+    return value
+
+
 def _shown(value: Any) -> str:
     if value is None or value in ((), {}):
         return "unset"
+    value = public(value)
     if isinstance(value, dict):
         return json.dumps(value)
-    if isinstance(value, tuple):
-        return ", ".join(name_of(item) if isinstance(item, bytes) else item for item in value)
-    return str(value)
+    return ", ".join(value) if isinstance(value, list) else str(value)
 
 
 def load(argv: Sequence[str]) -> LoadedConfig:

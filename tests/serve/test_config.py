@@ -10,7 +10,7 @@ import openai
 import pytest
 from serve_harness import Start, environment
 
-from atlas.config import EngineConfig, ServeConfig, describe, load, parse_bytes
+from atlas.config import EngineConfig, ServeConfig, describe, load, parse_bytes, public
 from atlas.engine.sampling_defaults import SamplingDefaults
 from atlas.errors import ConfigError
 from atlas.weights.catalogue import DEFAULT_MODEL
@@ -201,3 +201,19 @@ def test_any_name_of_a_model(start: Start) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.completions.create(model="claude-sonnet-4-5", prompt="yo", max_tokens=1).model == "tiny"
     assert client.models.retrieve("gpt-4o").id == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://me:secret@otel.example:4318/v1/traces?a=b@c", "https://***@otel.example:4318/v1/traces?a=b@c"),
+        ("https://se@cret@otel.example", "https://***@otel.example"),
+        ("http://otel.example/v1/@traces", "http://otel.example/v1/@traces"),
+    ],
+)
+def test_users_and_passwords_of_urls_are_not_shown(url: str, shown: str) -> None:
+    loaded = load(["--otlp-traces-endpoint", url])
+    assert loaded.config.otlp_traces_endpoint == url
+    line = next(line for line in describe(loaded.origins).splitlines() if line.startswith("otlp_traces_endpoint"))
+    assert line.split(" = ")[1].split("  ")[0] == shown
+    assert (public(b"\0" * 32), public((b"\1" * 32,)), public(8000)) == ("key-00000000", ["key-01010101"], 8000)
