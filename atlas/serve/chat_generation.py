@@ -22,6 +22,7 @@ from atlas.serve.openai.requests import ChatRequest
 from atlas.serve.reasoning import Reasoning, marker_ids, reasoning_of
 from atlas.serve.sampling import check
 from atlas.serve.service import Service, Serving
+from atlas.serve.unknown_fields import NO_SWITCH, Unread
 from atlas.text.messages import guard_all
 from atlas.text.tools import NamedTool, Tool, check_tools, chosen
 
@@ -136,7 +137,8 @@ def plan_of(frontend: Frontend, request: ChatRequest) -> Plan:
     presets = frontend.presets
     markers, switches = presets.markers, presets.switches
     reasoning = reasoning_of(request, presets)
-    variables, unread = _guarded(frontend, reasoning.asked.variables), list(reasoning.asked.ignored)
+    variables = _guarded(frontend, reasoning.asked.variables)
+    unread: list[str] = [Unread(path, NO_SWITCH) for path in reasoning.asked.ignored]
     _check_continued(request)
     try:
         schemas = check_tools(request.tools or [])

@@ -140,10 +140,12 @@ def unsupported(param: str, found: str, fix: str = "leave it out") -> ApiError:
     return ApiError(400, "unsupported_parameter", message, param)
 
 
-def unknown(param: str) -> ApiError:
-    """400: a field that does not exist, on a server that is strict about it."""
+def unknown(param: str, why: str, meant: str | None = None) -> ApiError:
+    """400: a field that nothing reads, on a server that is strict about it. meant: one that exists."""
     fix = "leave it out (this server was started with --strict-fields)"
-    return ApiError(400, "unknown_parameter", str(AtlasError(param, "no field of this request", fix=fix)), param)
+    if meant is not None:
+        fix = f"did you mean {meant}? Otherwise {fix}"
+    return ApiError(400, "unknown_parameter", str(AtlasError(param, why, fix=fix)), param)
 
 
 def unavailable(code: str, message: str, retry_after: int = 5) -> ApiError:

@@ -21,7 +21,7 @@ from atlas.serve.openai.response_store import MemoryStore, ResponseStore
 from atlas.serve.openai.responses_background import Background
 from atlas.serve.restarts import Restarts
 from atlas.serve.tracking import Record
-from atlas.serve.unknown_fields import MAX_REPORTED, general_path
+from atlas.serve.unknown_fields import MAX_REPORTED, Unread, general_path
 
 logger = logging.getLogger("atlas.serve")
 
@@ -109,13 +109,19 @@ class Service:
 
         Raises ApiError 400 under `--strict-fields` if there are any.
         """
-        names = [field.encode("ascii", "backslashreplace").decode()[:80] for field in islice(fields, MAX_REPORTED)]
-        if names and self.config.strict_fields:
-            raise unknown(names[0])
-        names = list(dict.fromkeys(map(general_path, names)))
-        for name in names:
+        unread: dict[str, Unread] = {}
+        for field in islice(fields, MAX_REPORTED):
+            shown = field.encode("ascii", "backslashreplace").decode()[:80]
+            found = field if isinstance(field, Unread) else Unread(field)
+            if self.config.strict_fields:
+                raise unknown(shown, found.why, found.meant())
+            unread.setdefault(general_path(shown), found)
+        names = list(unread)
+        for name, field in unread.items():
             if name not in self._reported and len(self._reported) < 1000:
                 self._reported.add(name)
-                logger.warning("request field %r was ignored: nothing here reads it", name)
+                meant = field.meant()
+                hint = "" if meant is None else f"; did you mean {meant}?"
+                logger.warning("request field %r was ignored: %s%s", name, field.why, hint)
         printable = ["".join(c if 32 <= ord(c) < 127 and c != "," else "?" for c in name) for name in names]
         return {"x-atlas-ignored-fields": ", ".join(printable)} if printable else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 from collections.abc import Collection
@@ -12,11 +13,41 @@ from msgspec import inspect
 
 MAX_REPORTED = 32
 
+NO_FIELD = "no field of this request"
+NO_SWITCH = "this model's template has no switch for it"
+"""Why nothing reads a field."""
+
 _INDEX = re.compile(r"\[\d+\]")
+_LONGEST_NAME = 64
+
+
+class Unread(str):
+    """The path of a field that nothing reads.
+
+    why: what an error says of it.  siblings: the fields that exist where it stands.
+    """
+
+    why: str
+    siblings: frozenset[str]
+
+    def __new__(cls, path: str, why: str = NO_FIELD, siblings: frozenset[str] = frozenset()) -> Unread:
+        self = super().__new__(cls, path)
+        self.why, self.siblings = why, siblings
+        return self
+
+    def meant(self) -> str | None:
+        """The field whose name is so much like this one's that it is a slip of the pen. Takes a millisecond: it is for
+        what is said once, not for every request."""
+        name = self.rpartition(".")[2].lower()
+        if len(name) > _LONGEST_NAME:  # the time grows with its square
+            return None
+        near = difflib.get_close_matches(name, sorted(self.siblings), n=1, cutoff=0.75)
+        return near[0] if near else None
 
 
 def unknown_fields(value: Any, kind: type[msgspec.Struct], ignore_empty: Collection[str] = ()) -> list[str]:
-    """The paths of the fields of `value` that `kind` has no place for, the first MAX_REPORTED of them.
+    """The paths of the fields of `value` that `kind` has no place for, the first MAX_REPORTED of them, each
+    an `Unread`.
 
     Of fields that differ by their place in a list only the first is named: with `messages[2].foo` a later
     `messages[5].foo` is left out. What is inside a value of any type (JSON Schemas, metadata) is not looked at.
@@ -27,7 +58,7 @@ def unknown_fields(value: Any, kind: type[msgspec.Struct], ignore_empty: Collect
     """
     search = _Search(frozenset(ignore_empty))
     search.walk(_Plan(only=kind), value, None, "")
-    return list(search.found.values())
+    return [*search.found.values()]
 
 
 def general_path(path: str) -> str:
@@ -63,7 +94,7 @@ class _Fields(msgspec.Struct, frozen=True):
 class _Search:
     def __init__(self, ignore_empty: frozenset[str]) -> None:
         self._ignore_empty = ignore_empty
-        self.found: dict[str, str] = {}  # general path -> path, in the order of the body
+        self.found: dict[str, Unread] = {}  # general path -> path, in the order of the body
 
     def walk(self, plan: _Plan, value: Any, path: Path, general: str) -> None:
         """`general`: the general path of `value`, with a dot at its end if it has any."""
@@ -90,11 +121,11 @@ class _Search:
                     if name in fields.inner:
                         self.walk(fields.inner[name], given, (path, name), f"{general}{name}.")
                 elif (where := f"{general}{name}") not in self.found and len(self.found) < MAX_REPORTED:
-                    self._report(where, (path, name), given)
+                    self._report(where, (path, name), given, fields.names)
 
-    def _report(self, where: str, path: Path, given: Any) -> None:
+    def _report(self, where: str, path: Path, given: Any, siblings: frozenset[str]) -> None:
         if given or where not in self._ignore_empty:
-            self.found[where] = _text(path)
+            self.found[where] = Unread(_text(path), siblings=siblings)
 
 
 def _text(path: Path) -> str:

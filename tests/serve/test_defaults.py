@@ -88,8 +88,17 @@ def test_wishes_that_the_template_has_no_use_for(tmp_path: Path) -> None:
         response = await server.post(messages=YO, seed=1, enable_thinking=True)
         assert (response.status_code, response.json()["error"]["param"]) == (400, "enable_thinking")
         strict = Server(qwen3(tmp_path / "other", known.QWEN3_INSTRUCT), strict_fields=True)
-        response = await strict.post(messages=YO, enable_thinking=False)
-        assert response.status_code == 400
+        for name, value in (("enable_thinking", False), ("reasoning_effort", "high")):
+            response = await strict.post(messages=YO, **{name: value})
+            error = response.json()["error"]
+            assert (response.status_code, error["code"], error["param"]) == (400, "unknown_parameter", name)
+            assert error["message"].startswith(f"{name}: this model's template has no switch for it; ")
+        response = await strict.post("/v1/responses", input="yo", reasoning={"effort": "high"})
+        message = response.json()["error"]["message"]
+        assert message.startswith("reasoning.effort: this model's template has no switch for it; ")
+        effort = {"messages": YO, "max_tokens": 1, "output_config": {"effort": "high"}}
+        message = (await strict.post("/v1/messages", **effort)).json()["error"]["message"]
+        assert message.startswith("output_config.effort: this model's template has no switch for it; ")
 
     asyncio.run(run())
 

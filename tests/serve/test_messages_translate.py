@@ -300,7 +300,7 @@ def test_errors_are_about_what_the_caller_wrote(path: str, expected: str) -> Non
 
 def test_fields_that_nothing_reads_are_the_callers_own() -> None:
     with pytest.raises(ApiError) as caught, callers_words(HERE):
-        raise unknown("messages[1].content[0].data")
+        raise unknown("messages[1].content[0].data", "no field of this request")
     assert caught.value.body.param == "messages.1.content.0.data"
 
 

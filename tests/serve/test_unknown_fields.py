@@ -11,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serve_harness import Start
 
+from atlas.config import ServeConfig
 from atlas.serve import body
+from atlas.serve.errors import ApiError
 from atlas.serve.openai.requests import ChatRequest, CompletionRequest, parse
 from atlas.serve.routes import ENDPOINTS
-from atlas.serve.unknown_fields import MAX_REPORTED, general_path, unknown_fields
+from atlas.serve.service import Service
+from atlas.serve.unknown_fields import MAX_REPORTED, Unread, general_path, unknown_fields
 
 
 class Inner(msgspec.Struct):
@@ -112,6 +115,47 @@ def test_strict_fields(start: Start) -> None:
         assert path in error["message"] and "--strict-fields" in error["message"]
     response = server.http.post("/v1/completions", json={"prompt": "a", "é\r\n": 1})
     assert response.json()["error"]["param"] == "\\xe9\r\n"
+
+
+@pytest.mark.parametrize(
+    ("extra", "meant"),
+    [
+        ({"tempurature": 1}, "temperature"),
+        ({"maxTokens": 1}, "max_tokens"),
+        ({"Temperature": 1}, "temperature"),
+        ({"stream_options": {"includeUsage": True}}, "include_usage"),
+        ({"messages": [{"role": "user", "content": "a", "contents": 1}]}, "content"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strictt": True}}}, "strict"),
+        ({"xyzzy": 1}, None),
+        ({"t\u00e9mperature" * 100_000: 1}, None),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_slip_of_the_pen_is_known(extra: dict[str, Any], meant: str | None) -> None:
+    value = {"messages": [{"role": "user", "content": "a"}], **extra}
+    (field,) = parse(msgspec.json.encode(value), ChatRequest)[1]
+    assert isinstance(field, Unread) and field.meant() == meant
+
+
+def test_an_error_or_the_log_says_what_may_be_meant(caplog: pytest.LogCaptureFixture) -> None:
+    value = {"messages": [{"role": "user", "content": "a", "tool_cals": []}] * 2, "tempurature": 1}
+    unread = parse(msgspec.json.encode(value), ChatRequest)[1]
+    strict = Service(ServeConfig(model="m", strict_fields=True))
+    with pytest.raises(ApiError) as caught:
+        strict.report_ignored(unread[1:])
+    assert caught.value.body.message == (
+        "tempurature: no field of this request; did you mean temperature? "
+        "Otherwise leave it out (this server was started with --strict-fields)"
+    )
+    service = Service(ServeConfig(model="m"))
+    for _ in range(2):
+        headers = service.report_ignored([*unread, "free"])
+        assert headers == {"x-atlas-ignored-fields": "messages[].tool_cals, tempurature, free"}
+    assert [record.getMessage() for record in caplog.records] == [
+        "request field 'messages[].tool_cals' was ignored: no field of this request; did you mean tool_calls?",
+        "request field 'tempurature' was ignored: no field of this request; did you mean temperature?",
+        "request field 'free' was ignored: no field of this request",
+    ]
 
 
 def test_general_path() -> None:

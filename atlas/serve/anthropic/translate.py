@@ -24,6 +24,7 @@ from atlas.serve.anthropic.requests import (
 from atlas.serve.anthropic.turns import Turns
 from atlas.serve.errors import ApiError, invalid
 from atlas.serve.openai.requests import ChatRequest, Effort, ThinkingOptions
+from atlas.serve.unknown_fields import NO_SWITCH, Unread
 from atlas.text.tools import Function, FunctionName, NamedTool, Tool
 
 _EFFORTS: dict[str, Effort] = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
@@ -38,7 +39,7 @@ class Translation(msgspec.Struct, frozen=True):
     chat: ChatRequest
     messages: list[str]
     tools: list[str]
-    unread: list[str]
+    unread: list[Unread]
 
 
 def translate(request: Conversation, presets: Presets) -> Translation:
@@ -90,9 +91,9 @@ def _choice(choice: ToolChoice) -> Any:
     return "required" if choice.type == "any" else choice.type
 
 
-def _thinking(request: Conversation, chat: ChatRequest, presets: Presets) -> list[str]:
+def _thinking(request: Conversation, chat: ChatRequest, presets: Presets) -> list[Unread]:
     """Set what the model's reasoning is asked for. Returns the paths of what it does not have."""
-    unread = []
+    unread: list[Unread] = []
     asked, switches, reasons = request.thinking, presets.switches, presets.markers is not None
     has_effort = "reasoning_effort" in switches.names
     disabled = asked is not None and asked.type == "disabled"
@@ -113,12 +114,12 @@ def _thinking(request: Conversation, chat: ChatRequest, presets: Presets) -> lis
         chat.thinking_budget = budget
     elif not disabled:
         # Both types allow thinking, at most so long; a model that has none keeps to that.
-        unread.append("thinking")
+        unread.append(Unread("thinking", NO_SWITCH))
     effort, effort_path = _effort(request)
     if effort is not None and has_effort and not disabled:
         chat.reasoning_effort = _EFFORTS[effort]
     elif effort is not None:
-        unread.append(effort_path)
+        unread.append(Unread(effort_path, NO_SWITCH))
     return unread
 
 

@@ -16,6 +16,7 @@ from atlas.engine.sampling import (
     REPETITION_RANGE,
 )
 from atlas.serve import body as body_module
+from atlas.serve.unknown_fields import Unread
 from atlas.text.messages import ChatMessage
 from atlas.text.tools import MAX_TOOLS, Tool, ToolChoice
 
@@ -283,13 +284,16 @@ def parse(body: bytes, kind: type[Request]) -> tuple[Request, list[str]]:
     return request, ignored + _unread_of_format(request.response_format)
 
 
-def _unread_of_format(given: Any) -> list[str]:
+def _unread_of_format(given: Any) -> list[Unread]:
     """The paths of what nothing reads in a response format, which has no struct: its errors say more."""
     kind = given.get("type") if isinstance(given, dict) else None
     if not isinstance(kind, str) or kind not in _FORMAT_FIELDS:
         return []
-    unread = [f"response_format.{name}" for name in given if name not in ("type", *_FORMAT_FIELDS[kind])]
+    known = frozenset(("type", *_FORMAT_FIELDS[kind]))
+    unread = [Unread(f"response_format.{name}", siblings=known) for name in given if name not in known]
     if kind == "json_schema" and isinstance(inside := given.get("json_schema"), dict):
-        known = ("name", "description", "schema", "strict")
-        unread += [f"response_format.json_schema.{name}" for name in inside if name not in known]
+        known = frozenset(("name", "description", "schema", "strict"))
+        unread += [
+            Unread(f"response_format.json_schema.{name}", siblings=known) for name in inside if name not in known
+        ]
     return unread
