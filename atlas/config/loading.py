@@ -133,8 +133,23 @@ def load(argv: Sequence[str]) -> LoadedConfig:
             origins.append(Origin(name, getattr(builtin, name), "built-in"))
             continue
         values[name] = _convert(where, name, raw, strict=strict)
+        if origin != "flag":
+            values[name] = _beside(Path(file), name, values[name])
         origins.append(Origin(name, values[name], origin))
     return LoadedConfig(ServeConfig(**values), origins, print_config)
+
+
+_PATHS = ("chat_template", "kernel_pack", "api_key_file", "ssl_certfile", "ssl_keyfile")
+
+
+def _beside(file: Path, name: str, value: Any) -> Any:
+    """A setting of a file, whose paths are relative to it. A model is a path only where there is one."""
+    if isinstance(value, tuple) and name in _PATHS:
+        return tuple(_beside(file, name, item) for item in value)
+    if not isinstance(value, str) or name not in (*_PATHS, "model") or value.startswith("~"):
+        return value
+    path = file.parent / value
+    return str(path) if name != "model" or path.exists() else value
 
 
 def flag_name(field: str) -> str:
@@ -161,7 +176,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     for field in msgspec.structs.fields(ServeConfig):
         _add_flag(parser, field)
-    parser.add_argument("--config", dest="config_file", metavar="FILE", help="read settings from a TOML file")
+    parser.add_argument(
+        "--config",
+        dest="config_file",
+        metavar="FILE",
+        help="read settings from a TOML file; its paths are relative to it",
+    )
     parser.add_argument("--print-config", action="store_true", help="print every setting with its origin and exit")
     return parser
 

@@ -79,7 +79,12 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Settings of `python -m atlas.serve`. The description of a field is its help text."""
 
     model: Annotated[
-        str, Meta(min_length=1, description="a catalogue name, a directory, a GGUF file or a Hugging Face id")
+        str,
+        Meta(
+            min_length=1,
+            description="a name of the catalogue (smollm2-135m, gemma-3-270m), a Hugging Face id (org/name), "
+            "a directory or a GGUF file",
+        ),
     ] = "smollm2-135m"
     host: Annotated[str, Meta(min_length=1, description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")] = 8000

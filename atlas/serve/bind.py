@@ -22,6 +22,21 @@ def parse_address(name: str) -> IPv4Address | IPv6Address | None:
     return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address
 
 
+def is_everywhere(host: str) -> bool:
+    """Whether to listen there is to listen on every address of this machine (0.0.0.0, ::)."""
+    address = parse_address(host)
+    return address is not None and address.is_unspecified
+
+
+def url_of(host: str, port: int, *, secure: bool = False) -> str:
+    """How a client on this machine reaches who listens there; loopback for 0.0.0.0 and ::, which nobody can call."""
+    if is_everywhere(host):
+        host = "[::1]" if host == "::" else "127.0.0.1"
+    elif ":" in host:
+        host = f"[{host}]"
+    return f"{'https' if secure else 'http'}://{host}:{port}"
+
+
 def bind(host: str, port: int, *, has_keys: bool = False, insecure: bool = False) -> socket.socket:
     """A listening socket.
 

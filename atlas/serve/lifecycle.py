@@ -27,6 +27,7 @@ from atlas.engine.messages import Ready
 from atlas.errors import AtlasError
 from atlas.serve import connections
 from atlas.serve.app import create_app
+from atlas.serve.bind import is_everywhere, url_of
 from atlas.serve.frontend import Frontend
 from atlas.serve.offload import Offload
 from atlas.serve.resolve import resolve
@@ -171,8 +172,7 @@ class Server:
         total = time.perf_counter() - self._started
         stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in ledger)
         host, port = self._listener.getsockname()[:2]
-        scheme = "https" if self._config.ssl_certfile else "http"
-        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        url = url_of(host, port, secure=self._config.ssl_certfile is not None)
         name = self._config.model_name
         if frontend.template is not None:
             path, body = (
@@ -196,6 +196,8 @@ class Server:
             return
         print(f"ready in {total:.2f} s: {stages}")
         print(f"{name} (context {ready.max_context}) at {url}/v1")
+        if is_everywhere(host):
+            print("other machines use an address of this one instead, or a name given with --allowed-host")
         key = ' -H "Authorization: Bearer $ATLAS_API_KEY"' if self._has_keys else ""
         print(f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {data}", flush=True)
 
@@ -236,7 +238,8 @@ class Server:
     async def _drain(self, engine: EngineClient) -> None:
         self._service.draining = True
         if working := self._working:
-            logger.info("finishing %d requests (at most %g s)", working, self._config.drain_timeout)
+            requests, limit = "request" if working == 1 else "requests", self._config.drain_timeout
+            logger.info("finishing %d %s (at most %g s; a second Ctrl-C ends at once)", working, requests, limit)
         await self._quiet(self._config.drain_timeout)
         engine.fail_all("the server is shutting down")
         await self._quiet(_CLOSING_SECONDS, hurried=True)

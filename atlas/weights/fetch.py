@@ -202,17 +202,18 @@ def _from_hub(name: str, *, offline: bool) -> Path:
         raise ConfigError(
             f"model {name}",
             "access to it must be granted by its owner",
-            fix=f"accept its terms on https://huggingface.co/{name}, then run `hf auth login`",
+            fix=f"accept its terms on https://huggingface.co/{name}, then run `hf auth login` or set HF_TOKEN",
         ) from None
     except errors.RepositoryNotFoundError:
         raise _unknown(name, "is no file or directory here and no model on the Hugging Face Hub") from None
     except errors.LocalEntryNotFoundError:
-        why = "and --offline forbids to fetch it" if offline else "and the Hugging Face Hub cannot be reached"
-        raise _unknown(
-            name,
-            f"is not on this machine {why}",
-            f"fetch it while online: hf download {name}, or start without --offline",
-        ) from None
+        if offline:
+            why = "--offline forbids to fetch it"
+            fix = f"fetch it while online: hf download {name}, or start without --offline"
+        else:
+            why = "the Hugging Face Hub cannot be reached"
+            fix = f"check the network, or copy the model's folder from a machine that has one (hf download {name})"
+        raise _unknown(name, f"is not on this machine and {why}", fix) from None
     except (errors.HfHubHTTPError, OSError, ValueError) as error:
         raise ConfigError(
             f"model {name}", f"the download failed: {error}", fix="check the network and run again"

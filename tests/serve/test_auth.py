@@ -20,7 +20,7 @@ from atlas.config import describe, load
 from atlas.errors import ConfigError
 from atlas.serve import auth
 from atlas.serve.auth import ANONYMOUS, CLIENT, Auth
-from atlas.serve.bind import bind
+from atlas.serve.bind import bind, is_everywhere, url_of
 
 ONE, TWO = "sk-one", "sk-two"
 YO = [{"role": "user", "content": "yo"}]
@@ -226,6 +226,22 @@ def test_this_machine_needs_none(host: str) -> None:
         bind(host, 0).close()
     except ConfigError as error:
         assert ":" in host and "API key" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("10.1.2.3", "http://10.1.2.3:80"),
+        ("::1", "http://[::1]:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("::ffff:0.0.0.0", "http://127.0.0.1:80"),
+    ],
+)
+def test_the_url_is_one_that_clients_can_call(host: str, url: str) -> None:
+    assert url_of(host, 80) == url and url_of(host, 80, secure=True) == url.replace("http", "https")
+    assert is_everywhere(host) == (host in ("0.0.0.0", "::", "::ffff:0.0.0.0"))
 
 
 def test_the_command_refuses_before_anything_slow() -> None:

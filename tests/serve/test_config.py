@@ -13,7 +13,7 @@ from serve_harness import Start, environment
 from atlas.config import EngineConfig, ServeConfig, describe, load, parse_bytes, public
 from atlas.engine.sampling_defaults import SamplingDefaults
 from atlas.errors import ConfigError
-from atlas.weights.catalogue import DEFAULT_MODEL
+from atlas.weights.catalogue import CATALOGUE, DEFAULT_MODEL
 
 
 def origin(argv: list[str], name: str) -> tuple[object, str]:
@@ -32,6 +32,30 @@ def test_flag_beats_file_beats_builtin(tmp_path: Path) -> None:
     assert origin(argv, "host") == ("127.0.0.1", "built-in")
     assert load(argv).config.port == 9001
     assert f"(file {file})" in describe(load(argv).origins)
+
+
+def test_paths_of_a_file_are_relative_to_it(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    file = tmp_path / "atlas.toml"
+    file.write_text(
+        'model = "tiny"\napi_key_file = "keys"\nchat_template = "/etc/x.jinja"\nssl_certfile = "~/cert.pem"\n'
+        'ssl_keyfile = "tls/key.pem"\nkernel_pack = ["a.pack", "/b.pack"]\nhost = "localhost"\n'
+    )
+    argv = ["--config", str(file)]
+    config = load(argv).config
+    assert config.model == str(tmp_path / "tiny") and config.model_name == "tiny"
+    assert config.api_key_file == str(tmp_path / "keys") and config.ssl_keyfile == str(tmp_path / "tls/key.pem")
+    assert (config.chat_template, config.ssl_certfile, config.host) == ("/etc/x.jinja", "~/cert.pem", "localhost")
+    assert config.kernel_pack == (str(tmp_path / "a.pack"), "/b.pack")
+    assert load([*argv, "--api-key-file", "keys"]).config.api_key_file == "keys"
+    file.write_text('model = "smollm2-135m"\n')
+    assert load(argv).config.model == "smollm2-135m"
+
+
+def test_help_names_the_catalogue() -> None:
+    with pytest.raises(ConfigError) as error:
+        load(["--config", "/dev/null", ""])
+    assert all(name in str(error.value) for name in CATALOGUE)
 
 
 def test_defaults_of_requests_from_a_file(tmp_path: Path) -> None:

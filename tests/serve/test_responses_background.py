@@ -193,7 +193,7 @@ def test_a_shutdown_waits_for_it(start: Start) -> None:
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(10) == 0
     assert time.monotonic() - began > 1
-    assert "finishing 1 requests" in server.output.read_text()
+    assert "finishing 1 request (at most 30 s; a second Ctrl-C ends at once)" in server.output.read_text()
 
 
 def test_an_engine_that_dies_takes_no_stored_response_with_it(start: Start) -> None:

@@ -261,8 +261,8 @@ def response() -> httpx.Response:
     ("error", "message"),
     [
         (errors.RepositoryNotFoundError("no", response=response()), "no model on the Hugging Face Hub"),
-        (errors.GatedRepoError("no", response=response()), "access to it must be granted.*hf auth login"),
-        (errors.LocalEntryNotFoundError("no"), "cannot be reached"),
+        (errors.GatedRepoError("no", response=response()), "access to it must be granted.*hf auth login.*HF_TOKEN"),
+        (errors.LocalEntryNotFoundError("no"), "cannot be reached(?!.*--offline)"),
         (OSError("disk full"), "the download failed: disk full"),
     ],
     ids=["absent", "gated", "no-network", "disk"],
