@@ -36,7 +36,7 @@ def test_unset_and_from_a_file(tmp_path: Path) -> None:
     assert line.split() == ["kernel_pack", "=", "unset", "(built-in)"]
     file = tmp_path / "atlas.toml"
     file.write_text('kernel_pack = ["x.atlaspack"]\n')
-    assert load(["--config", str(file)]).config.kernel_pack == ("x.atlaspack",)
+    assert load(["--config", str(file)]).config.kernel_pack == (str(tmp_path / "x.atlaspack"),)
     file.write_text('kernel_pack = "x.atlaspack"\n')
     with pytest.raises(ConfigError, match="atlas.toml: kernel_pack: 'x.atlaspack': Expected `array`, got `str`"):
         load(["--config", str(file)])
