@@ -17,10 +17,9 @@ from atlas.serve.answer_grammar import answer_grammar
 from atlas.serve.errors import ApiError, invalid, unsupported
 from atlas.serve.frontend import ChatPrompt, Frontend
 from atlas.serve.generation import Job
-from atlas.serve.jobs import make_jobs
+from atlas.serve.jobs import make_jobs, sampling_of
 from atlas.serve.openai.requests import ChatRequest
 from atlas.serve.reasoning import Reasoning, marker_ids, reasoning_of
-from atlas.serve.sampling import check
 from atlas.serve.service import Service, Serving
 from atlas.serve.unknown_fields import NO_SWITCH, Unread
 from atlas.text.messages import guard_all
@@ -86,17 +85,10 @@ async def prepare(
         service.check_model(request.model)
         frontend, ready = serving.frontend, serving.ready
         plan = await frontend.run(partial(plan_of, frontend, request), body_size)
-        checked = partial(
-            check,
-            request,
-            frontend.presets.sampling(plan.reasoning.asked.thinks),
-            ends=frontend.tokenizer.eos_token_ids,
-            vocab_size=ready.vocab_size,
-            seed=service.config.seed,
-        )
-        sampling = await frontend.run(checked, body_size)
+        defaults = frontend.presets.sampling(plan.reasoning.asked.thinks)
+        sampling = await sampling_of(service, serving, request, defaults, body_size)
         headers = service.report_ignored([*ignored, *plan.unread])
-        prompt = await chat_prompt(serving, request, plan, body_size)
+        prompt = await chat_prompt(frontend, request, plan, body_size, ready.max_context)
         inside = plan.markers is not None and _begins_inside(plan.markers, request, prompt.text)
         grammar = await answer_grammar(
             frontend,
@@ -118,11 +110,13 @@ async def prepare(
     return Prepared(jobs, headers | notes)
 
 
-async def chat_prompt(serving: Serving, request: ChatRequest, plan: Plan, body_size: int) -> ChatPrompt:
-    """The prompt of a conversation."""
-    return await serving.frontend.chat_prompt(
+async def chat_prompt(
+    frontend: Frontend, request: ChatRequest, plan: Plan, body_size: int, max_context: int | None
+) -> ChatPrompt:
+    """The prompt of a conversation. max_context: as for `Frontend.chat_prompt`."""
+    return await frontend.chat_prompt(
         request.messages,
-        serving.ready.max_context,
+        max_context,
         body_size,
         tools=plan.tools,
         variables=plan.variables,

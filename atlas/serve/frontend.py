@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.requests import Request
 
 from atlas.config import Origin, ServeConfig
 from atlas.engine.sampling_defaults import SamplingDefaults
@@ -18,6 +20,7 @@ from atlas.presets import Presets
 from atlas.serve.errors import ApiError, invalid
 from atlas.serve.grammar_worker import Vocabulary
 from atlas.serve.grammars import GrammarChecker
+from atlas.serve.http import read_body
 from atlas.serve.offload import Offload
 from atlas.text.chat_template import ChatTemplate, load_template
 from atlas.text.messages import ChatMessage, guard_all, turns
@@ -111,6 +114,14 @@ class Frontend:
         if self.template is None:
             raise invalid("messages", self._template_fault, "a prompt sent to /v1/completions", code="no_chat_template")
         return self.template
+
+    async def read(self, http: Request, parse: Callable[[bytes], T]) -> tuple[T, int]:
+        """What `parse` makes of a request's body, and the size of the body, which is not kept.
+
+        Raises ApiError 408 and 413, as `read_body`, and what `parse` raises.
+        """
+        body = await read_body(http)
+        return await self.run(partial(parse, body), len(body)), len(body)
 
     async def chat_prompt(
         self,

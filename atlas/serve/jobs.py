@@ -3,9 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+from atlas.engine.sampling_defaults import SamplingDefaults
 from atlas.serve.generation import Job
-from atlas.serve.sampling import SamplingRequest
+from atlas.serve.openai.requests import ChatRequest, CompletionRequest
+from atlas.serve.sampling import SamplingRequest, check
+from atlas.serve.service import Service, Serving
+
+
+async def sampling_of(
+    service: Service,
+    serving: Serving,
+    request: ChatRequest | CompletionRequest,
+    defaults: SamplingDefaults,
+    body_size: int,
+) -> SamplingRequest:
+    """A request's sampling fields for the served model. Raises ApiError 400 naming the field."""
+    checked = partial(
+        check,
+        request,
+        defaults,
+        ends=serving.frontend.tokenizer.eos_token_ids,
+        vocab_size=serving.ready.vocab_size,
+        seed=service.config.seed,
+    )
+    return await serving.frontend.run(checked, body_size)
 
 
 def make_jobs(

@@ -60,3 +60,4 @@ class Offload:
             with self._lock:
                 self._idle -= 1
             work()
+            del work  # what it was about is not kept until there is more to do

@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atlas.serve.body import parse
-from atlas.serve.chat_generation import plan_of
+from atlas.serve.chat_generation import chat_prompt, plan_of
 from atlas.serve.errors import invalid
-from atlas.serve.http import json_response, read_body
+from atlas.serve.http import json_response
 from atlas.serve.openai.requests import ChatRequest, Effort, about
 from atlas.serve.service import Service, Serving
 from atlas.text.messages import ChatMessage
@@ -89,15 +89,14 @@ async def tokenize(http: Request, service: Service) -> Response:
     """What a completion of `prompt`, or a chat of `messages`, would feed the model. Longer texts than the context are
     taken too."""
     serving = service.require()
-    body = await read_body(http)
-    read = partial(parse, body, TokenizeRequest, TOKENIZE_REFUSED)
-    request, ignored = await serving.frontend.run(read, len(body))
+    read = partial(parse, kind=TokenizeRequest, neutral=TOKENIZE_REFUSED)
+    (request, ignored), size = await serving.frontend.read(http, read)
     service.check_model(request.model)
     if request.messages is None:
         headers = service.report_ignored(ignored)
-        ids = await _of_prompt(serving, request, len(body))
+        ids = await _of_prompt(serving, request, size)
     else:
-        ids, unread = await _of_messages(serving, request, len(body))
+        ids, unread = await _of_messages(serving, request, size)
         headers = service.report_ignored([*ignored, *unread])
 
     def answer() -> Response:
@@ -105,7 +104,7 @@ async def tokenize(http: Request, service: Service) -> Response:
         spelled = [spell(index) or "" for index in ids] if request.return_token_strs else None
         return json_response(Tokenized(len(ids), serving.ready.max_context, ids, spelled), headers)
 
-    return await serving.frontend.run(answer, len(body))
+    return await serving.frontend.run(answer, size)
 
 
 async def _of_prompt(serving: Serving, request: TokenizeRequest, size: int) -> list[int]:
@@ -141,23 +140,14 @@ async def _of_messages(serving: Serving, request: TokenizeRequest, size: int) ->
         continue_final_message=request.continue_final_message,
     )
     plan = await frontend.run(lambda: plan_of(frontend, chat), size)
-    prompt = await frontend.chat_prompt(
-        request.messages,
-        None,
-        size,
-        tools=plan.tools,
-        variables=plan.variables,
-        add_generation_prompt=request.add_generation_prompt is not False,
-        continue_final=bool(request.continue_final_message),
-    )
+    prompt = await chat_prompt(frontend, chat, plan, size, None)
     return prompt.ids, plan.unread
 
 
 async def detokenize(http: Request, service: Service) -> Response:
     """The text that ids stand for. Of ids that are parts of characters it has U+FFFD."""
     serving = service.require()
-    body = await read_body(http)
-    request, ignored = await serving.frontend.run(partial(parse, body, DetokenizeRequest), len(body))
+    (request, ignored), size = await serving.frontend.read(http, partial(parse, kind=DetokenizeRequest))
     headers = service.report_ignored(ignored)
     service.check_model(request.model)
     vocab_size = serving.ready.vocab_size
@@ -169,4 +159,4 @@ async def detokenize(http: Request, service: Service) -> Response:
         text = serving.frontend.tokenizer.decode(request.tokens, skip_special_tokens=False)
         return json_response(Detokenized(text), headers)
 
-    return await serving.frontend.run(answer, len(body))
+    return await serving.frontend.run(answer, size)

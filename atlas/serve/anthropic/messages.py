@@ -27,9 +27,9 @@ from atlas.serve.anthropic.answers import (
 from atlas.serve.anthropic.events import BlockWriter, Calls, blocks
 from atlas.serve.anthropic.requests import Body, Conversation, MessagesRequest, read
 from atlas.serve.anthropic.translate import Translation, callers_words, translate
-from atlas.serve.chat_generation import plan_of, prepare
+from atlas.serve.chat_generation import chat_prompt, plan_of, prepare
 from atlas.serve.generation import Delta, Job, generate_all
-from atlas.serve.http import EventStream, json_response, read_body, unless_gone
+from atlas.serve.http import EventStream, json_response, unless_gone
 from atlas.serve.limits import Account, account_of
 from atlas.serve.service import Service, Serving
 
@@ -39,13 +39,11 @@ PING = event(Ping())
 async def messages(http: Request, service: Service) -> Response:
     """Answer a conversation, streamed or in one piece."""
     serving = service.require()
-    body = await read_body(http)
     with callers_words():
-        request, translation, ignored = await serving.frontend.run(
-            partial(_read, serving, body, MessagesRequest), len(body)
-        )
+        read = partial(_read, serving, MessagesRequest)
+        (request, translation, ignored), size = await serving.frontend.read(http, read)
     with callers_words(translation):
-        prepared = await prepare(service, serving, translation.chat, len(body), ignored=ignored)
+        prepared = await prepare(service, serving, translation.chat, size, ignored=ignored)
     (job,) = prepared.jobs
     tally = _Tally(job, request.max_tokens)
     hide_thinking = request.thinking is not None and request.thinking.display == "omitted"
@@ -78,28 +76,20 @@ async def messages(http: Request, service: Service) -> Response:
 async def count_tokens(http: Request, service: Service) -> Response:
     """How many tokens the prompt of a conversation has: those that `usage` of its answer would tell."""
     serving = service.require()
-    body = await read_body(http)
     frontend = serving.frontend
     with callers_words():
-        _, translation, ignored = await frontend.run(partial(_read, serving, body, Conversation), len(body))
+        (_, translation, ignored), size = await frontend.read(http, partial(_read, serving, Conversation))
     chat = translation.chat
     with callers_words(translation):
         service.check_model(chat.model)
-        plan = await frontend.run(partial(plan_of, frontend, chat), len(body))
+        plan = await frontend.run(partial(plan_of, frontend, chat), size)
         headers = service.report_ignored([*ignored, *plan.unread])
         # Whatever its length: agent tools ask by how much a conversation has outgrown the context.
-        prompt = await frontend.chat_prompt(
-            chat.messages,
-            None,
-            len(body),
-            tools=plan.tools,
-            variables=plan.variables,
-            continue_final=bool(chat.continue_final_message),
-        )
+        prompt = await chat_prompt(frontend, chat, plan, size, None)
     return json_response(TokenCount(len(prompt.ids)), headers)
 
 
-def _read(serving: Serving, body: bytes, kind: type[Body]) -> tuple[Body, Translation, list[str]]:
+def _read(serving: Serving, kind: type[Body], body: bytes) -> tuple[Body, Translation, list[str]]:
     """A body, what it asks for, and the paths of what is not read. Raises ApiError 400."""
     request, ignored = read(body, kind)
     translation = translate(request, serving.frontend.presets)

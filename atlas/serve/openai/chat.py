@@ -12,7 +12,6 @@ from atlas.engine.messages import TokenLogprobs
 from atlas.parsers import Answer, Call, CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from atlas.serve.chat_generation import prepare
 from atlas.serve.generation import Delta, Job, Reported, Whole
-from atlas.serve.http import read_body
 from atlas.serve.openai.answers import (
     AnswerMessage,
     ChatChoice,
@@ -101,8 +100,7 @@ def _delta_of(event: Event) -> ChatDelta | None:
 async def chat_completions(http: Request, service: Service) -> Response:
     """Render the conversation with the model's template and answer it."""
     serving = service.require()
-    body = await read_body(http)
-    request, ignored = await serving.frontend.run(partial(parse, body, ChatRequest), len(body))
-    prepared = await prepare(service, serving, request, len(body), ignored=ignored)
+    (request, ignored), size = await serving.frontend.read(http, partial(parse, kind=ChatRequest))
+    prepared = await prepare(service, serving, request, size, ignored=ignored)
     form = ChatFormat(serving.frontend.tokenizer)
     return await respond(http, service, serving, request, prepared.jobs, form, prepared.headers)

@@ -15,14 +15,13 @@ from atlas.engine.sampling import MAX_CHOICES
 from atlas.serve.errors import invalid
 from atlas.serve.generation import Delta, Job, Reported, Whole
 from atlas.serve.grammars import grammar_of
-from atlas.serve.http import read_body
-from atlas.serve.jobs import make_jobs
+from atlas.serve.jobs import make_jobs, sampling_of
 from atlas.serve.openai.answers import CompletionChoice, CompletionLogprobs, PromptLogprobs
 from atlas.serve.openai.logprobs import completion_logprobs, prompt_logprobs
 from atlas.serve.openai.prompts import MAX_PROMPTS, encode_prompt, split
 from atlas.serve.openai.requests import CompletionRequest, parse
 from atlas.serve.openai.respond import respond, zip_all
-from atlas.serve.sampling import SamplingRequest, check
+from atlas.serve.sampling import SamplingRequest
 from atlas.serve.service import Service
 from atlas.tokenizer import Tokenizer
 
@@ -87,20 +86,11 @@ def _offsets(prompt: list[int], text: str, tokenizer: Tokenizer) -> list[int]:
 async def completions(http: Request, service: Service) -> Response:
     """Continue one or several prompts, given as text or as token ids."""
     serving = service.require()
-    body = await read_body(http)
-    request, ignored = await serving.frontend.run(partial(parse, body, CompletionRequest), len(body))
+    (request, ignored), size = await serving.frontend.read(http, partial(parse, kind=CompletionRequest))
     headers = service.report_ignored(ignored)
     service.check_model(request.model)
     ready = serving.ready
-    checked = partial(
-        check,
-        request,
-        serving.frontend.defaults,
-        ends=serving.frontend.tokenizer.eos_token_ids,
-        vocab_size=ready.vocab_size,
-        seed=service.config.seed,
-    )
-    sampling = await serving.frontend.run(checked, len(body))
+    sampling = await sampling_of(service, serving, request, serving.frontend.defaults, size)
     n, sampling = sampling.n, _with_best_of(request, sampling)
     parts = split("prompt", request.prompt)
     if len(parts) * sampling.n > MAX_PROMPTS:
@@ -112,8 +102,8 @@ async def completions(http: Request, service: Service) -> Response:
         prompts = [encode_prompt(serving, where, prompt) for where, prompt in parts]
         return [(ids, _echo(prompt, ids, tokenizer, request)) for (_, prompt), ids in zip(parts, prompts, strict=True)]
 
-    prompts = await serving.frontend.run(encode, len(body))
-    wanted = await serving.frontend.run(partial(grammar_of, request), len(body))
+    prompts = await serving.frontend.run(encode, size)
+    wanted = await serving.frontend.run(partial(grammar_of, request), size)
     if wanted is not None:
         params = msgspec.structs.replace(sampling.params, grammar=await serving.frontend.grammars.check(wanted))
         sampling = msgspec.structs.replace(sampling, params=params)

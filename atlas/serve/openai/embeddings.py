@@ -20,7 +20,7 @@ from atlas.engine.sampling import Pooling, SamplingParams
 from atlas.serve.body import parse
 from atlas.serve.errors import ApiError, invalid, unavailable
 from atlas.serve.generation import failure
-from atlas.serve.http import json_response, read_body, unless_gone
+from atlas.serve.http import json_response, unless_gone
 from atlas.serve.limits import Account, account_of
 from atlas.serve.openai.prompts import encode_prompt, split
 from atlas.serve.openai.requests import PROMPTS, about
@@ -77,9 +77,8 @@ class EmbeddingList(msgspec.Struct, frozen=True):
 async def embeddings(http: Request, service: Service) -> Response:
     """Raises ApiError 501 where the engine's backend cannot do it."""
     serving = service.require()
-    body = await read_body(http)
-    read = partial(parse, body, EmbeddingRequest, EMBEDDINGS_REFUSED)
-    request, ignored = await serving.frontend.run(read, len(body))
+    read = partial(parse, kind=EmbeddingRequest, neutral=EMBEDDINGS_REFUSED)
+    (request, ignored), body_size = await serving.frontend.read(http, read)
     headers = service.report_ignored(ignored)
     service.check_model(request.model)
     size = serving.ready.embedding_size
@@ -88,7 +87,7 @@ async def embeddings(http: Request, service: Service) -> Response:
         raise invalid("dimensions", str(request.dimensions)[:40], accepted)
     parts = split("input", request.input)
     prompts = await serving.frontend.run(
-        lambda: [encode_prompt(serving, where, prompt) for where, prompt in parts], len(body)
+        lambda: [encode_prompt(serving, where, prompt) for where, prompt in parts], body_size
     )
     if not size:
         message = f"embeddings: backend {serving.ready.backend} makes none; accepted: a server that runs on a CPU"

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from atlas.serve.auth import ANONYMOUS, CLIENT
 from atlas.serve.chat_generation import Prepared, prepare
 from atlas.serve.errors import ApiError, invalid, unsupported
-from atlas.serve.http import EventStream, json_response, read_body, unless_gone
+from atlas.serve.http import EventStream, json_response, unless_gone
 from atlas.serve.limits import Account, account_of
 from atlas.serve.openai.response_events import StreamEvent, obfuscated
 from atlas.serve.openai.response_store import Record
@@ -159,11 +159,10 @@ async def list_input_items(http: Request, service: Service) -> Response:
 
 async def _ask(http: Request, service: Service, serving: Serving, client: str) -> _Asked:
     """Read a request and everything that it refers to. Raises ApiError 400 and 404."""
-    body = await read_body(http)
-    request, ignored = await serving.frontend.run(partial(parse, body), len(body))
+    (request, ignored), body_size = await serving.frontend.read(http, parse)
     history = await _history(service, client, request.previous_response_id)
     resolved = await _resolve(service, client, request)
-    size = len(body) + sum(len(record.input) + len(record.response) for record in history)
+    size = body_size + sum(len(record.input) + len(record.response) for record in history)
     template = serving.frontend.template
     knows_developer = template is not None and template.knows_developer
 
