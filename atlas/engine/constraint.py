@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from atlas.engine.messages import GRAMMAR_FAULT
 from atlas.engine.sampling import SamplingParams
 from atlas.runtime.backend import Array
 
 if TYPE_CHECKING:
     import llguidance
+
+_FAULT = "the grammar cannot be followed"
 
 
 class TokenConstraint(Protocol):
@@ -107,7 +108,7 @@ class Constraint:
             if accepting:
                 self.finished = True
             elif not self.fault:
-                self.fault = f"{GRAMMAR_FAULT}: no token of the vocabulary goes on with its text"
+                self.fault = f"{_FAULT}: no token of the vocabulary goes on with its text"
         if self.finished or self.fault:
             row[:] = 0xFFFFFFFF  # whatever is sampled is dropped
 
@@ -207,7 +208,7 @@ class Constraint:
 
 
 def _fault(matcher: llguidance.LLMatcher) -> str:
-    return f"{GRAMMAR_FAULT}: {' '.join(matcher.get_error().replace('<non-verbose/>', '').split())}"
+    return f"{_FAULT}: {' '.join(matcher.get_error().replace('<non-verbose/>', '').split())}"
 
 
 class Masks:

@@ -218,7 +218,7 @@ class Engine:
             target = targets.get(i)
             report = _report(logprobs, i, sequence, token, target) if logprobs is not None else None
             if target is None and sequence.constraint is not None and sequence.constraint.fault:
-                outputs.append(self._fail(sequence, sequence.constraint.fault))
+                outputs.append(self._fail(sequence, sequence.constraint.fault, by_grammar=True))
             elif not 0 <= token < vocab:  # INVALID_TOKEN
                 position = len(sequence.tokens) if target is None else target
                 error = f"the model's logits at position {position} are not finite numbers; no token can be chosen"
@@ -251,10 +251,10 @@ class Engine:
         sequence.slot_ready = True
         sequence.started = sequence.started or perf_counter()
 
-    def _fail(self, sequence: Sequence, error: str) -> SequenceOutput:
+    def _fail(self, sequence: Sequence, error: str, *, by_grammar: bool = False) -> SequenceOutput:
         """End a sequence that cannot go on."""
         self._finish(sequence)
-        return SequenceOutput(sequence.request_id, [], "error", error)
+        return SequenceOutput(sequence.request_id, [], "error", error, by_grammar=by_grammar)
 
     def _append(
         self,
@@ -279,7 +279,8 @@ class Engine:
         if token in params.stop_token_ids:
             reason = "stop"
         elif constraint is not None and constraint.accept((token,)) == 0:
-            return self._fail(sequence, constraint.fault or f"token {token} was chosen although its mask forbids it")
+            error = constraint.fault or f"token {token} was chosen although its mask forbids it"
+            return self._fail(sequence, error, by_grammar=bool(constraint.fault))
         elif constraint is not None and constraint.finished:
             reason, complete = "stop", True
         elif (

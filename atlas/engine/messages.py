@@ -97,14 +97,11 @@ class Timing(msgspec.Struct, frozen=True, gc=False):
     prefill: float
 
 
-GRAMMAR_FAULT = "the grammar cannot be followed"
-
-
 class SequenceOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """New tokens of one request. After a `finish_reason` nothing more is sent for it.
 
-    error: set with finish_reason "error": one sentence for the client. It begins with GRAMMAR_FAULT where the request's
-        grammar is to blame.
+    error: set with finish_reason "error": one sentence for the client.
+    by_grammar: with finish_reason "error": the request's own grammar is to blame.
     logprobs: one for each of `token_ids`, if the request asked.
     prompt_logprobs: those of the prompt's next tokens, if the request asked: they come in order, some in each
         output while the prompt is computed, and all of them before the first token. The prompt's first token
@@ -127,6 +124,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     timing: Timing | None = None
     complete: bool = False
     embedding: bytes | None = None
+    by_grammar: bool = False
 
     @staticmethod
     def join(outputs: Sequence[SequenceOutput]) -> SequenceOutput:
@@ -143,6 +141,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             next((output.timing for output in outputs if output.timing is not None), None),
             outputs[-1].complete,
             outputs[-1].embedding,
+            outputs[-1].by_grammar,
         )
 
 

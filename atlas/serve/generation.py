@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from atlas.engine.client import EngineClient, EngineUnavailableError
-from atlas.engine.messages import GRAMMAR_FAULT, SamplingParams, SequenceOutput, TokenLogprobs
+from atlas.engine.messages import SamplingParams, SequenceOutput, TokenLogprobs
 from atlas.parsers import Answer, AnswerParser, CallEnd, Content, Event
 from atlas.parsers import collect as answer_of
 from atlas.parsers.events import joined
@@ -159,7 +159,7 @@ def failure(engine: EngineClient, output: SequenceOutput) -> ApiError:
     message = output.error or "the engine ended this request"
     if output.finish_reason == "abort":
         return unavailable("server_shutting_down", message)
-    if message.startswith(GRAMMAR_FAULT):
+    if output.by_grammar:
         return ApiError(400, "grammar_too_complex", message)
     return engine_failed(message) if engine.state == "dead" else generation_failed(message)
 
