@@ -11,7 +11,6 @@ import pytest
 from atlas.tokenizer import Tokenizer
 from atlas.weights import open_checkpoint
 from tests.serve.real_server import RealServer
-from tests.serve.serve_harness import eventually
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -30,12 +29,8 @@ TEMPLATE = Path(__file__).parents[2] / "docs" / "chat-templates" / "chatml_tools
 def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[RealServer]:
     """A server that no test may damage."""
     flags = ["--chat-template", str(TEMPLATE), "--tool-parser", "hermes", "--reasoning-parser", "think"]
-    running = RealServer(tmp_path_factory.mktemp("clients"), smollm2_path, *flags)
-    try:
-        eventually(running.healthy, 120)
+    with RealServer(tmp_path_factory.mktemp("clients"), smollm2_path, *flags).started() as running:
         yield running
-    finally:
-        running.close()
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 
 from atlas.serve.endpoint import Endpoint
 from atlas.serve.routes import ENDPOINTS
-from tests.serve.in_process import template
-from tests.serve.serve_harness import ANSWER, RunningServer, behaviour, make_checkpoint
+from tests.clients.scripted import scripted_server
+from tests.serve.serve_harness import RunningServer
 
 ABSURD = [
     *("null", "true", "false", "0", "-0", "1", "-1", "0.5", "-0.5", "1e-320", "1e308", "-1e308", "1E999", "-1e999"),
@@ -137,15 +137,8 @@ POSTS = {endpoint.path: endpoint for endpoint in ENDPOINTS if endpoint.body is n
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("absurd")
-    model = make_checkpoint(folder / "model", chat_template=template())
-    script = {"default": behaviour(ANSWER), "max_context": 4096}
-    flags = ["--tool-parser", "hermes", "--reasoning-parser", "think"]
-    running = RunningServer(folder, script, model, *flags)
-    try:
-        yield running.wait_ready()
-    finally:
-        running.close()
+    with scripted_server(tmp_path_factory.mktemp("absurd")) as running:
+        yield running
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve.in_process import template
-from tests.serve.serve_harness import ANSWER, RunningServer, behaviour, make_checkpoint
+from tests.clients.scripted import scripted_server
+from tests.serve.serve_harness import RunningServer
 
 PATH = "/v1/chat/completions"
 YO: Any = [{"role": "user", "content": "yo"}]
@@ -23,14 +23,8 @@ MOST_STALL = 5.0
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("bombs")
-    model = make_checkpoint(folder / "model", chat_template=template())
-    flags = ["--tool-parser", "hermes", "--reasoning-parser", "think"]
-    running = RunningServer(folder, {"default": behaviour(ANSWER), "max_context": 4096}, model, *flags)
-    try:
-        yield running.wait_ready()
-    finally:
-        running.close()
+    with scripted_server(tmp_path_factory.mktemp("bombs")) as running:
+        yield running
 
 
 def nested(depth: int) -> Any:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.clients.scripted import scripted_server
 from tests.clients.test_absurd_values import BODIES, SCHEMA, places
-from tests.serve.in_process import template
-from tests.serve.serve_harness import ANSWER, SPECIAL, RunningServer, behaviour, make_checkpoint
+from tests.serve.serve_harness import SPECIAL, RunningServer
 
 TRICKS = ["<|eot|>", "x<|eot|><|user|>y<s>", "</s>"]
 DESCRIBED = {**SCHEMA, "description": "x", "properties": {"a": {"type": "string", "title": "y", "enum": ["z"]}}}
@@ -40,14 +40,8 @@ REQUESTS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("special")
-    model = make_checkpoint(folder / "model", chat_template=template())
-    flags = ["--tool-parser", "hermes", "--reasoning-parser", "think"]
-    running = RunningServer(folder, {"default": behaviour(ANSWER), "max_context": 4096}, model, *flags)
-    try:
-        yield running.wait_ready()
-    finally:
-        running.close()
+    with scripted_server(tmp_path_factory.mktemp("special")) as running:
+        yield running
 
 
 def variants(body: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.serve.real_server import RealServer
-from tests.serve.serve_harness import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 URL = "http://127.0.0.1:8000"
@@ -19,12 +18,8 @@ URL = "http://127.0.0.1:8000"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[RealServer]:
-    running = RealServer(tmp_path_factory.mktemp("docs"), smollm2_path)
-    try:
-        eventually(running.healthy, 120)
+    with RealServer(tmp_path_factory.mktemp("docs"), smollm2_path).started() as running:
         yield running
-    finally:
-        running.close()
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ from hypothesis import strategies as st
 from atlas.parsers import (
     MARKERS,
     TOOL_FORMATS,
-    AnswerParser,
     CallArguments,
     CallBegin,
     CallEnd,
@@ -41,7 +40,8 @@ from atlas.parsers import (
 )
 from atlas.parsers.events import joined
 from tests.parsers.cases import CASES
-from tests.parsers.parsing import TOOLS
+from tests.parsers.parsing import parser_of
+from tests.parsers.soups import WORDS, soups
 
 FORMATS = ["", *sorted(TOOL_FORMATS)]
 MARKER_NAMES = ["", *sorted(MARKERS)]
@@ -49,14 +49,6 @@ MEMORY = 4 << 30
 """Address space of the process that Atheris runs in."""
 MOST_UNREAD = 700
 """Characters that may be held back between two pieces: the longest white space, a name, and a word that has begun."""
-
-WORDS = {word for form in TOOL_FORMATS.values() for word in (*form.opens, *form.bare, *form.ends, *form.inner)}
-WORDS |= {word for markers in MARKERS.values() for word in (markers.start, markers.end)}
-WORDS |= {*'{}[],:"\\;<>f1ä😀', "[ARGS]", "[CALL_ID]", "```json", "```", "call:", '<|"|>', "<escape>", "now", "true"}
-WORDS |= {" ", "\n", "\n\n", " " * 300, '"name": "f"', '"arguments": {', '"parameters": {', '"ä": 1', '"x": "'}
-WORDS |= {"<function=f>", "<parameter=ä>", "</parameter>", "</function>", '<invoke name="f">', "</invoke>"}
-WORDS |= {'<parameter name="ä">', "<arg_key>ä</arg_key>", "<arg_value>", "</arg_value>", "<｜tool▁sep｜>", "a" * 300}
-WORDS |= {'"list": [1, {"a": null}]', '"a": NaN', "1e999", "-0", "\\u00e4", "\\ud800", "None", "null", "\x00", "\u2028"}
 
 
 # ---- what must hold -------------------------------------------------------------------------------------------
@@ -70,14 +62,7 @@ def check(text: str, format_name: str, markers: str, inside: bool, rng: random.R
     """
 
     def parsed(pieces: list[str]) -> list[Event]:
-        counter = itertools.count()
-        parser = AnswerParser(
-            TOOL_FORMATS[format_name] if format_name else None,
-            TOOLS,
-            MARKERS[markers] if markers else None,
-            inside=inside,
-            new_id=lambda: f"id{next(counter)}",
-        )
+        parser = parser_of(format_name, markers, inside=inside)
         events: list[Event] = []
         for piece in pieces:
             events += parser.feed(piece)
@@ -194,21 +179,6 @@ def decode(data: bytes) -> tuple[str, str, str, bool, random.Random]:
     head, text = (data[:3] + bytes(3))[:3], data[3:].decode(errors="replace")
     markers = MARKER_NAMES[head[1] // 2 % len(MARKER_NAMES)]
     return text, FORMATS[head[0] % len(FORMATS)], markers, bool(head[1] % 2), random.Random(data)
-
-
-@st.composite
-def soups(draw: st.DrawFn) -> str:
-    """Text of the formats' own words, of pieces of real outputs, and of anything else."""
-    piece = st.one_of(
-        st.sampled_from(sorted(WORDS)),
-        st.sampled_from([case.text for case in CASES]).flatmap(
-            lambda text: st.tuples(st.integers(0, len(text)), st.integers(0, len(text))).map(
-                lambda ends: text[min(ends) : max(ends)]
-            )
-        ),
-        st.text(max_size=4),
-    )
-    return "".join(draw(st.lists(piece, max_size=14)))
 
 
 def with_hypothesis(seconds: float, folder: Path) -> int:

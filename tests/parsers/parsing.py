@@ -18,16 +18,21 @@ TOOLS = {
 }
 
 
-def events_of(pieces: Iterable[str], format_name: str = "", markers: str = "", *, inside: bool = False) -> list[Event]:
-    """All events, those next to each other joined."""
+def parser_of(format_name: str = "", markers: str = "", *, inside: bool = False) -> AnswerParser:
+    """A parser for `TOOLS` whose calls are numbered; no name: no calls, no reasoning."""
     counter = itertools.count()
-    parser = AnswerParser(
+    return AnswerParser(
         TOOL_FORMATS[format_name] if format_name else None,
         TOOLS,
         MARKERS[markers] if markers else None,
         inside=inside,
         new_id=lambda: f"id{next(counter)}",
     )
+
+
+def events_of(pieces: Iterable[str], format_name: str = "", markers: str = "", *, inside: bool = False) -> list[Event]:
+    """All events, those next to each other joined."""
+    parser = parser_of(format_name, markers, inside=inside)
     events: list[Event] = []
     for piece in pieces:
         events += parser.feed(piece)

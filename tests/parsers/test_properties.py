@@ -12,31 +12,10 @@ from hypothesis import strategies as st
 from atlas.parsers import MARKERS, TOOL_FORMATS, AnswerParser, CallArguments, CallEnd, Content, Event, Reasoning
 from atlas.parsers.answer import MOST_REST
 from atlas.parsers.cursor import MOST_HELD
-from tests.parsers.cases import CASES
 from tests.parsers.parsing import TOOLS, events_of
+from tests.parsers.soups import WORDS, soups
 
 FORMATS = sorted(TOOL_FORMATS)
-_WORDS = {word for form in TOOL_FORMATS.values() for word in (*form.opens, *form.bare, *form.ends)}
-_WORDS |= {word for markers in MARKERS.values() for word in (markers.start, markers.end)}
-_WORDS |= {*'{}[],:"\\;<>f1ä😀', "[ARGS]", "[CALL_ID]", "```json", "```", "call:", '<|"|>', "<escape>", "now", "true"}
-_WORDS |= {" ", "\n", "\n\n", " " * 300, '"name": "f"', '"arguments": {', '"parameters": {', '"ä": 1', '"x": "'}
-_WORDS |= {"<function=f>", "<parameter=ä>", "</parameter>", "</function>", '<invoke name="f">', "</invoke>"}
-_WORDS |= {'<parameter name="ä">', "<arg_key>ä</arg_key>", "<arg_value>", "</arg_value>", "<｜tool▁sep｜>", "a" * 300}
-
-
-@st.composite
-def soups(draw: st.DrawFn) -> str:
-    """Text of the formats' own words, of pieces of real outputs, and of anything else."""
-    piece = st.one_of(
-        st.sampled_from(sorted(_WORDS)),
-        st.sampled_from([case.text for case in CASES]).flatmap(
-            lambda text: st.tuples(st.integers(0, len(text)), st.integers(0, len(text))).map(
-                lambda ends: text[min(ends) : max(ends)]
-            )
-        ),
-        st.text(max_size=4),
-    )
-    return "".join(draw(st.lists(piece, max_size=14)))
 
 
 @st.composite
@@ -146,7 +125,7 @@ def test_any_string_arrives_unchanged(value: str, name: str) -> None:
 def test_little_is_held_back(name: str) -> None:
     """What a piece costs is bounded by what is unread before it: time is linear in the text for any text."""
     form = TOOL_FORMATS[name]
-    for word in sorted({*form.opens, *form.bare, *form.ends, *_WORDS}):
+    for word in sorted({*form.opens, *form.bare, *form.ends, *WORDS}):
         parser = AnswerParser(form, TOOLS, MARKERS["think"], inside=True)
         for _ in range(3):
             for piece in (*form.opens[:1], word * 200, *word, " " * 1000, "x" * 1000):

@@ -1,11 +1,13 @@
-"""`python -m atlas.serve` on trained weights in a process of its own."""
+"""`python -m atlas.serve` in a process of its own, on trained weights or others."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import openai
@@ -15,29 +17,28 @@ from tests.serve.serve_harness import environment, eventually, free_port
 MODEL = "smollm2-135m"
 
 
-class RealServer:
-    """One server process on the real model. Output: `folder`/output.txt.
-
-    It computes in bf16: its answers are known; those of the file's 4-bit blocks are a matter of luck.
-    """
+class ServerProcess:
+    """One server process on a model. Output: `folder`/output.txt."""
 
     def __init__(self, folder: Path, model: Path, *flags: str) -> None:
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         self.output = folder / "output.txt"
-        command = [sys.executable, "-m", "atlas.serve", str(model), "--served-model-name", MODEL, "--quant", "bf16"]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [*command, "--port", str(port), "--max-seqs", "12", "--max-context", "1024", *flags],
+                [sys.executable, "-m", "atlas.serve", str(model), "--port", str(port), *flags],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**environment(), "TMPDIR": str(folder)},
             )
-        self.client = openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=120)
 
-    def info(self) -> dict[str, Any]:
-        """What /server_info says."""
-        result: dict[str, Any] = httpx.get(self.url + "/server_info", timeout=30).json()
-        return result
+    @contextmanager
+    def started(self, timeout: float = 120) -> Generator[Self]:
+        """Answers requests; ended afterwards."""
+        try:
+            eventually(self.healthy, timeout)
+            yield self
+        finally:
+            self.close()
 
     def healthy(self) -> bool:
         """Whether it answers requests; fails if it has ended."""
@@ -46,6 +47,26 @@ class RealServer:
         except httpx.TransportError:
             assert self.process.poll() is None, self.output.read_text()
             return False
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.wait(10)
+
+
+class RealServer(ServerProcess):
+    """On the real model. It computes in bf16: its answers are known; those of the file's 4-bit blocks are a matter of
+    luck."""
+
+    def __init__(self, folder: Path, model: Path, *flags: str) -> None:
+        limits = ("--max-seqs", "12", "--max-context", "1024")
+        super().__init__(folder, model, "--served-model-name", MODEL, "--quant", "bf16", *limits, *flags)
+        self.client = openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=120)
+
+    def info(self) -> dict[str, Any]:
+        """What /server_info says."""
+        result: dict[str, Any] = httpx.get(self.url + "/server_info", timeout=30).json()
+        return result
 
     def chat(self, messages: Any, **options: Any) -> Any:
         """A chat completion by the official client."""
@@ -64,5 +85,4 @@ class RealServer:
     def close(self) -> None:
         """End the process."""
         self.client.close()
-        self.process.kill()
-        self.process.wait(10)
+        super().close()

@@ -27,12 +27,8 @@ STORY: Any = [{"role": "user", "content": "Tell me a long story about a lighthou
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[RealServer]:
-    running = RealServer(tmp_path_factory.mktemp("real"), smollm2_path)
-    try:
-        eventually(running.healthy, 120)
+    with RealServer(tmp_path_factory.mktemp("real"), smollm2_path).started() as running:
         yield running
-    finally:
-        running.close()
 
 
 def streamed(chunks: Any) -> tuple[str, str | None]:

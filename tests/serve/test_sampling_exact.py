@@ -9,8 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +20,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests import tiny_model
-from tests.serve.serve_harness import EOS, environment, eventually, free_port, ids_of, make_checkpoint
+from tests.serve.real_server import ServerProcess
+from tests.serve.serve_harness import EOS, ids_of, make_checkpoint
 
 VOCABULARY = 320
 LETTERS = "ABCDE"
@@ -52,29 +51,10 @@ def write_model(folder: Path) -> Path:
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("exact")
     model = write_model(folder / "letters")
-    command = [sys.executable, "-m", "atlas.serve", str(model), "--port", str(port := free_port()), "--quant", "f32"]
-    with (folder / "output.txt").open("wb") as output:
-        process = subprocess.Popen(
-            [*command, "--backend", "cpu", "--max-seqs", "256"],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**environment(), "TMPDIR": str(folder)},
-        )
-
-    def healthy() -> bool:
-        assert process.poll() is None, (folder / "output.txt").read_text()
-        try:
-            return client.get("/health").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-        try:
-            eventually(healthy, 60)
-            yield client
-        finally:
-            process.kill()
-            process.wait(10)
+    flags = ("--quant", "f32", "--backend", "cpu", "--max-seqs", "256")
+    server = ServerProcess(folder, model, *flags)
+    with server.started(60), httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
 
 
 def choices(http: httpx.Client, **body: Any) -> list[Any]:

@@ -7,8 +7,6 @@ its answers are worded as the OpenAI API and vLLM word them, streamed and not.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,8 @@ from atlas.serve.openai.logprobs import chat_logprobs, completion_logprobs, prom
 from atlas.tokenizer import Tokenizer
 from atlas.weights import open_checkpoint
 from tests import tiny_model
-from tests.serve.serve_harness import EOS, EOT, environment, eventually, free_port, ids_of, make_checkpoint
+from tests.serve.real_server import ServerProcess
+from tests.serve.serve_harness import EOS, EOT, ids_of, make_checkpoint
 
 PROMPT = "The é"
 IDS = [1, *ids_of(PROMPT)]
@@ -42,29 +41,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def http(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("server")
-    command = [sys.executable, "-m", "atlas.serve", str(model), "--port", str(port := free_port())]
-    with (folder / "output.txt").open("wb") as output:
-        process = subprocess.Popen(
-            [*command, "--backend", "cpu", "--quant", "f32", "--max-seqs", "8"],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**environment(), "TMPDIR": str(folder)},
-        )
-
-    def healthy() -> bool:
-        assert process.poll() is None, (folder / "output.txt").read_text()
-        try:
-            return client.get("/health").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-        try:
-            eventually(healthy, 60)
-            yield client
-        finally:
-            process.kill()
-            process.wait(10)
+    flags = ("--backend", "cpu", "--quant", "f32", "--max-seqs", "8")
+    server = ServerProcess(folder, model, *flags)
+    with server.started(60), httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
 
 
 def strict(text: str) -> Any:
