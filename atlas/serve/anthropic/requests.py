@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from atlas.engine.sampling import MAX_TEMPERATURE
 from atlas.serve.body import convert, decode
 from atlas.serve.errors import ApiError, invalid, unsupported
-from atlas.serve.openai.requests import MAX_STOP_LENGTH, MAX_STOPS, SamplingFields, about
+from atlas.serve.openai.requests import MAX_STOP_LENGTH, MAX_STOPS, SamplingFields, Temperature, TopK, TopP, about
 from atlas.serve.unknown_fields import unknown_fields
 from atlas.text.tools import MAX_TOOLS
 
@@ -198,13 +197,9 @@ class MessagesRequest(Conversation, kw_only=True):
         about("The answer ends before any of these.", maxItems=MAX_STOPS),
     ] = None
     stream: Annotated[bool | None, about("Answer with server-sent events, as the text comes.")] = None
-    temperature: Annotated[
-        float | None, about("Logits are divided by it; 0 takes the likeliest.", minimum=0, maximum=MAX_TEMPERATURE)
-    ] = None
-    top_p: Annotated[
-        float | None, about("Keep the likeliest tokens that make up this probability.", minimum=0, maximum=1)
-    ] = None
-    top_k: Annotated[int | None, about("Keep so many of the likeliest tokens; 0 or -1 for all.", minimum=-1)] = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
     metadata: Metadata | None = None
     min_tokens: Annotated[int | None, _SAME] = None
     min_p: Annotated[float | None, _SAME] = None

@@ -50,6 +50,14 @@ PROMPTS = [
 ]
 
 
+Temperature = Annotated[
+    float | None, about("Logits are divided by it; 0 takes the likeliest.", minimum=0, maximum=MAX_TEMPERATURE)
+]
+TopP = Annotated[float | None, about("Keep the likeliest tokens that make up this probability.", minimum=0, maximum=1)]
+TopK = Annotated[int | None, about("Keep so many of the likeliest tokens; 0 or -1 for all.", minimum=-1)]
+"""Fields that Anthropic's API has by the same names."""
+
+
 class StreamOptions(msgspec.Struct):
     """Options of a streamed answer."""
 
@@ -65,13 +73,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
     model: Annotated[str | None, about("The served model's name.")] = None
     min_tokens: Annotated[int | None, about("No end token before so many.", minimum=0)] = None
-    temperature: Annotated[
-        float | None, about("Logits are divided by it; 0 takes the likeliest.", minimum=0, maximum=MAX_TEMPERATURE)
-    ] = None
-    top_p: Annotated[
-        float | None, about("Keep the likeliest tokens that make up this probability.", minimum=0, maximum=1)
-    ] = None
-    top_k: Annotated[int | None, about("Keep so many of the likeliest tokens; 0 or -1 for all.", minimum=-1)] = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
     min_p: Annotated[
         float | None, about("Keep tokens at least so likely, relative to the likeliest.", minimum=0, maximum=1)
     ] = None
