@@ -18,8 +18,8 @@ from starlette.types import Message, Receive, Scope, Send
 from atlas import logs
 from atlas.engine.messages import Ready, Stats
 from atlas.engine.work import SIZES, WorkCount
-from atlas.serve import exposition, tracking
-from atlas.serve.metrics import GENERATING, Metrics, engine_series
+from atlas.serve.telemetry import exposition, tracking
+from atlas.serve.telemetry.metrics import GENERATING, Metrics, engine_series
 
 
 def best(work: Callable[[], Any], number: int) -> float:

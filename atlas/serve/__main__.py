@@ -51,8 +51,8 @@ def _run(loaded: LoadedConfig, started: float, engine_command: Sequence[str]) ->
     if (difference := installed.difference(os.environ)) is not None:
         logging.getLogger("atlas.serve").warning("%s", difference)
     # First of all, so that a port in use is told before anything slow: these imports, then the weights.
+    from atlas.serve.access.tls import check_tls
     from atlas.serve.bind import bind
-    from atlas.serve.tls import check_tls
 
     keys = load_keys(config.api_key, config.api_key_file)
     check_tls(config)

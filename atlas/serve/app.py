@@ -13,14 +13,14 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from atlas.serve import tracking
-from atlas.serve.auth import Auth
-from atlas.serve.endpoint import Endpoint
+from atlas.serve.access.auth import Auth
+from atlas.serve.access.guard import Guard
+from atlas.serve.access.limits import Deadline, Limits
 from atlas.serve.errors import ApiError, speaks_anthropic
-from atlas.serve.guard import Guard
-from atlas.serve.limits import Deadline, Limits
+from atlas.serve.reference.endpoint import Endpoint
 from atlas.serve.routes import ENDPOINTS
 from atlas.serve.service import Service
+from atlas.serve.telemetry import tracking
 
 logger = logging.getLogger("atlas.serve")
 

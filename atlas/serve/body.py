@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from atlas.serve.errors import ApiError, invalid, unsupported
-from atlas.serve.unknown_fields import unknown_fields
+from atlas.serve.reference.unknown_fields import unknown_fields
 
 _AT = re.compile(r"(?P<what>.*) - at `(?P<path>\$.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>\w+)`")

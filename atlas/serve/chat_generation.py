@@ -20,8 +20,8 @@ from atlas.serve.generation import Job
 from atlas.serve.jobs import make_jobs, sampling_of
 from atlas.serve.openai.requests import ChatRequest
 from atlas.serve.reasoning import Reasoning, marker_ids, reasoning_of
+from atlas.serve.reference.unknown_fields import NO_SWITCH, Unread
 from atlas.serve.service import Service, Serving
-from atlas.serve.unknown_fields import NO_SWITCH, Unread
 from atlas.text.messages import guard_all
 from atlas.text.tools import NamedTool, Tool, check_tools, chosen
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from atlas.errors import AtlasError
-from atlas.serve import tracking
+from atlas.serve.telemetry import tracking
 
 _ANTHROPIC_PATH = re.compile(r"(/v1)*/messages(/.*)?", re.DOTALL)
 

@@ -14,10 +14,10 @@ from atlas.engine.messages import SamplingParams, SequenceOutput, TokenLogprobs
 from atlas.parsers import Answer, AnswerParser, CallEnd, Content, Event
 from atlas.parsers import collect as answer_of
 from atlas.parsers.events import joined
+from atlas.serve.access.limits import Account
 from atlas.serve.answer_assembler import AnswerAssembler, PlainAssembler
 from atlas.serve.errors import ApiError, engine_failed, generation_failed, unavailable
-from atlas.serve.limits import Account
-from atlas.serve.tracking import Generation
+from atlas.serve.telemetry.tracking import Generation
 from atlas.text.assembler import Assembler, TextStream
 
 FinishReason = Literal["stop", "length", "tool_calls"]

@@ -25,14 +25,14 @@ from atlas.config import Origin, ServeConfig
 from atlas.engine.client import ENGINE_COMMAND, EngineClient, EngineUnavailableError
 from atlas.engine.messages import Ready
 from atlas.errors import AtlasError
-from atlas.serve import connections
+from atlas.serve.access import connections
 from atlas.serve.app import create_app
 from atlas.serve.bind import is_everywhere, url_of
 from atlas.serve.frontend import Frontend
 from atlas.serve.offload import Offload
 from atlas.serve.resolve import resolve
 from atlas.serve.service import Service, Serving
-from atlas.serve.traces import Traces
+from atlas.serve.telemetry.traces import Traces
 
 logger = logging.getLogger("atlas.serve")
 

@@ -10,11 +10,9 @@ from typing import Annotated, Any, Literal
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from atlas.serve import docs_page, openapi
 from atlas.serve.anthropic.answers import Message, MessageEvent, TokenCount
 from atlas.serve.anthropic.messages import count_tokens, messages
 from atlas.serve.anthropic.requests import MESSAGES_REFUSED, Conversation, MessagesRequest
-from atlas.serve.endpoint import Endpoint, Text
 from atlas.serve.http import json_response
 from atlas.serve.openai.answers import Answer, ChatChoice, ChatChunkChoice, CompletionChoice, ModelCard, ModelList
 from atlas.serve.openai.chat import chat_completions
@@ -34,9 +32,11 @@ from atlas.serve.openai.responses import (
 from atlas.serve.openai.responses_items import ItemReference, MessageItem
 from atlas.serve.openai.responses_objects import InputItemList, InputTokenCount, ResponseDeleted, ResponseObject
 from atlas.serve.openai.responses_request import REFUSED, Includable, ResponseRequest
-from atlas.serve.scrape import metrics
+from atlas.serve.reference import docs_page, openapi
+from atlas.serve.reference.endpoint import Endpoint, Text
 from atlas.serve.server_info import ServerInfo, Version, server_info, version
 from atlas.serve.service import Health, Service
+from atlas.serve.telemetry.scrape import metrics
 from atlas.serve.tokens import (
     TOKENIZE_REFUSED,
     Detokenized,

@@ -13,15 +13,15 @@ import msgspec
 from atlas.config import Origin, ServeConfig
 from atlas.engine.client import EngineClient
 from atlas.engine.messages import Ready
-from atlas.serve.engine_watch import EngineWatch
 from atlas.serve.errors import ApiError, unavailable, unknown
 from atlas.serve.frontend import Frontend
-from atlas.serve.metrics import Metrics
 from atlas.serve.openai.response_store import MemoryStore, ResponseStore
 from atlas.serve.openai.responses_background import Background
+from atlas.serve.reference.unknown_fields import MAX_REPORTED, Unread, general_path
 from atlas.serve.restarts import Restarts
-from atlas.serve.tracking import Record
-from atlas.serve.unknown_fields import MAX_REPORTED, Unread, general_path
+from atlas.serve.telemetry.engine_watch import EngineWatch
+from atlas.serve.telemetry.metrics import Metrics
+from atlas.serve.telemetry.tracking import Record
 
 logger = logging.getLogger("atlas.serve")
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from atlas.serve.endpoint import Endpoint
+from atlas.serve.reference.endpoint import Endpoint
 from atlas.serve.routes import ENDPOINTS
 from tests.clients.scripted import scripted_server
 from tests.serve.serve_harness import RunningServer

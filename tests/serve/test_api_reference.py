@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from atlas.serve.endpoint import Endpoint
-from atlas.serve.openapi import document
-from atlas.serve.reference import fields, with_tables
+from atlas.serve.reference.endpoint import Endpoint
+from atlas.serve.reference.openapi import document
+from atlas.serve.reference.tables import fields, with_tables
 from atlas.serve.routes import ENDPOINTS
 
 ROOT = Path(__file__).parents[2]

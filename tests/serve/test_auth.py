@@ -18,8 +18,8 @@ from serve_harness import ANSWER, RunningServer, behaviour, environment
 from atlas.api_keys import digest, load_keys, name_of, read_key_file
 from atlas.config import describe, load
 from atlas.errors import ConfigError
-from atlas.serve import auth
-from atlas.serve.auth import ANONYMOUS, CLIENT, Auth
+from atlas.serve.access import auth
+from atlas.serve.access.auth import ANONYMOUS, CLIENT, Auth
 from atlas.serve.bind import bind, is_everywhere, url_of
 
 ONE, TWO = "sk-one", "sk-two"

@@ -9,9 +9,9 @@ import pytest
 from atlas.config import EngineConfig
 from atlas.engine.client import EngineClient
 from atlas.engine.messages import SamplingParams, SequenceOutput
+from atlas.serve.access.limits import Account
 from atlas.serve.errors import ApiError
 from atlas.serve.generation import Job, collect, generate_all
-from atlas.serve.limits import Account
 from atlas.text.assembler import TextStream
 
 

@@ -17,8 +17,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from atlas.api_keys import digest
 from atlas.errors import ConfigError
-from atlas.serve.auth import Auth
-from atlas.serve.guard import Guard, parse_authority, parse_origin
+from atlas.serve.access.auth import Auth
+from atlas.serve.access.guard import Guard, parse_authority, parse_origin
 
 JSON = ("content-type", "application/json")
 LOCAL = ("127.0.0.1", "127.0.0.1")

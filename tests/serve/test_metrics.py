@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve_harness import RunningServer, Start, behaviour, eventually
 
 from atlas.engine.messages import FinishReason, Ready, Stats
-from atlas.serve.metrics import Metrics, engine_series, response_series
-from atlas.serve.tracking import Record, Tracking
+from atlas.serve.telemetry.metrics import Metrics, engine_series, response_series
+from atlas.serve.telemetry.tracking import Record, Tracking
 
 YO = [{"role": "user", "content": "yo"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -14,10 +14,10 @@ import pytest
 import schemathesis
 from serve_harness import RunningServer, Start
 
-from atlas.serve import docs_page
-from atlas.serve.auth import OPEN_PATHS
-from atlas.serve.openapi import document
-from atlas.serve.reference import say
+from atlas.serve.access.auth import OPEN_PATHS
+from atlas.serve.reference import docs_page
+from atlas.serve.reference.openapi import document
+from atlas.serve.reference.tables import say
 from atlas.serve.routes import ENDPOINTS
 from atlas.text.messages import TextPart
 

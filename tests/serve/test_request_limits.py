@@ -19,9 +19,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from atlas.config import ServeConfig, load
 from atlas.errors import ConfigError
-from atlas.serve.auth import CLIENT
+from atlas.serve.access.auth import CLIENT
+from atlas.serve.access.limits import Account, Bucket, Client, Deadline, Limits, Queue, account_of
 from atlas.serve.errors import ApiError
-from atlas.serve.limits import Account, Bucket, Client, Deadline, Limits, Queue, account_of
 
 CHAT = "/v1/chat/completions"
 YO = {"messages": [{"role": "user", "content": "yo"}]}

@@ -20,7 +20,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atlas.config import ServeConfig
-from atlas.serve import connections, openapi, routes
+from atlas.serve import routes
+from atlas.serve.access import connections
+from atlas.serve.reference import openapi
 from atlas.serve.service import Service
 from tests.serve.serve_harness import ANSWER, RunningServer, Start, behaviour, eventually, free_port
 

@@ -13,7 +13,7 @@ from serve_harness import ANSWER, Start, eventually
 
 from atlas.config import ServeConfig
 from atlas.errors import ConfigError
-from atlas.serve.tls import check_tls
+from atlas.serve.access.tls import check_tls
 
 
 class Files:

@@ -12,7 +12,7 @@ import pytest
 from serve_harness import Start, eventually
 
 from atlas.errors import ConfigError
-from atlas.serve.traces import Traces
+from atlas.serve.telemetry.traces import Traces
 
 trace_service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 

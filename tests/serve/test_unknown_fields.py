@@ -15,9 +15,9 @@ from atlas.config import ServeConfig
 from atlas.serve import body
 from atlas.serve.errors import ApiError
 from atlas.serve.openai.requests import ChatRequest, CompletionRequest, parse
+from atlas.serve.reference.unknown_fields import MAX_REPORTED, Unread, general_path, unknown_fields
 from atlas.serve.routes import ENDPOINTS
 from atlas.serve.service import Service
-from atlas.serve.unknown_fields import MAX_REPORTED, Unread, general_path, unknown_fields
 
 
 class Inner(msgspec.Struct):

@@ -14,10 +14,10 @@ from starlette.types import ASGIApp
 from atlas.api_keys import digest
 from atlas.config import ServeConfig
 from atlas.serve.app import create_app
-from atlas.serve.endpoint import Endpoint
+from atlas.serve.reference.endpoint import Endpoint
 from atlas.serve.routes import ENDPOINTS
 from atlas.serve.service import Service
-from atlas.serve.tracking import Record
+from atlas.serve.telemetry.tracking import Record
 
 KEY = [("host", "localhost"), ("authorization", "Bearer k"), ("content-type", "application/json")]
 

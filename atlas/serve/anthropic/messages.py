@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atlas.parsers import Event
+from atlas.serve.access.limits import Account, account_of
 from atlas.serve.anthropic.answers import (
     Message,
     MessageDelta,
@@ -30,7 +31,6 @@ from atlas.serve.anthropic.translate import Translation, callers_words, translat
 from atlas.serve.chat_generation import chat_prompt, plan_of, prepare
 from atlas.serve.generation import Delta, Job, generate_all
 from atlas.serve.http import EventStream, json_response, unless_gone
-from atlas.serve.limits import Account, account_of
 from atlas.serve.service import Service, Serving
 
 PING = event(Ping())

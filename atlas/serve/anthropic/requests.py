@@ -14,7 +14,7 @@ import msgspec
 from atlas.serve.body import convert, decode
 from atlas.serve.errors import ApiError, invalid, unsupported
 from atlas.serve.openai.requests import MAX_STOP_LENGTH, MAX_STOPS, SamplingFields, Temperature, TopK, TopP, about
-from atlas.serve.unknown_fields import unknown_fields
+from atlas.serve.reference.unknown_fields import unknown_fields
 from atlas.text.tools import MAX_TOOLS
 
 CacheControl = Annotated[

@@ -24,7 +24,7 @@ from atlas.serve.anthropic.requests import (
 from atlas.serve.anthropic.turns import Turns
 from atlas.serve.errors import ApiError, invalid
 from atlas.serve.openai.requests import ChatRequest, Effort, ThinkingOptions
-from atlas.serve.unknown_fields import NO_SWITCH, Unread
+from atlas.serve.reference.unknown_fields import NO_SWITCH, Unread
 from atlas.text.tools import Function, FunctionName, NamedTool, Tool
 
 _EFFORTS: dict[str, Effort] = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}

@@ -17,15 +17,15 @@ from starlette.responses import Response
 
 from atlas.engine.client import EngineClient, EngineUnavailableError
 from atlas.engine.sampling import Pooling, SamplingParams
+from atlas.serve.access.limits import Account, account_of
 from atlas.serve.body import parse
 from atlas.serve.errors import ApiError, invalid, unavailable
 from atlas.serve.generation import failure
 from atlas.serve.http import json_response, unless_gone
-from atlas.serve.limits import Account, account_of
 from atlas.serve.openai.prompts import encode_prompt, split
 from atlas.serve.openai.requests import PROMPTS, about
 from atlas.serve.service import Service
-from atlas.serve.tracking import Generation
+from atlas.serve.telemetry.tracking import Generation
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True):

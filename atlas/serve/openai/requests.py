@@ -16,7 +16,7 @@ from atlas.engine.sampling import (
     REPETITION_RANGE,
 )
 from atlas.serve import body as body_module
-from atlas.serve.unknown_fields import Unread
+from atlas.serve.reference.unknown_fields import Unread
 from atlas.text.messages import ChatMessage
 from atlas.text.tools import MAX_TOOLS, Tool, ToolChoice
 

@@ -14,10 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atlas.engine.messages import TokenLogprobs
+from atlas.serve.access.limits import Account, account_of
 from atlas.serve.errors import unsupported
 from atlas.serve.generation import Delta, Job, Whole, collect, generate_all
 from atlas.serve.http import EventStream, event, json_response, unless_gone
-from atlas.serve.limits import Account, account_of
 from atlas.serve.openai.answers import (
     Answer,
     ChatChoice,

@@ -11,11 +11,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from atlas.serve.auth import ANONYMOUS, CLIENT
+from atlas.serve.access.auth import ANONYMOUS, CLIENT
+from atlas.serve.access.limits import Account, account_of
 from atlas.serve.chat_generation import Prepared, prepare
 from atlas.serve.errors import ApiError, invalid, unsupported
 from atlas.serve.http import EventStream, json_response, unless_gone
-from atlas.serve.limits import Account, account_of
 from atlas.serve.openai.response_events import StreamEvent, obfuscated
 from atlas.serve.openai.response_store import Record
 from atlas.serve.openai.responses_background import EventLog, Run

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import TYPE_CHECKING
 
+from atlas.serve.access.limits import Account
 from atlas.serve.errors import ApiError
-from atlas.serve.limits import Account
 from atlas.serve.openai.response_events import StreamEvent, encode
 from atlas.serve.openai.response_store import Record
 

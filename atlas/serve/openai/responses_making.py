@@ -11,11 +11,10 @@ from typing import Literal, TypeVar
 import msgspec
 
 from atlas.engine.messages import SamplingParams
-from atlas.serve import tracking
+from atlas.serve.access.limits import Account
 from atlas.serve.chat_generation import Prepared
 from atlas.serve.errors import ApiError
 from atlas.serve.generation import Delta, generate_all
-from atlas.serve.limits import Account
 from atlas.serve.openai.logprobs import chat_logprobs
 from atlas.serve.openai.response_events import StreamEvent, encode
 from atlas.serve.openai.response_store import Record
@@ -30,6 +29,7 @@ from atlas.serve.openai.responses_objects import (
 from atlas.serve.openai.responses_request import SEALED, ReasoningSettings, ResponseRequest, TextFormat, TextOptions
 from atlas.serve.openai.responses_writer import ResponseWriter
 from atlas.serve.service import Service, Serving
+from atlas.serve.telemetry import tracking
 
 _BYTES_PER_LOGPROBS = 50
 _BYTES_PER_ITEM = 10

@@ -13,7 +13,7 @@ from atlas.serve.errors import invalid, unsupported
 from atlas.serve.openai.requests import ChatRequest, Effort, SamplingFields, about
 from atlas.serve.openai.responses_conversation import Conversation, normalise
 from atlas.serve.openai.responses_items import InputItem
-from atlas.serve.unknown_fields import unknown_fields
+from atlas.serve.reference.unknown_fields import unknown_fields
 from atlas.text.tools import AllowedTools, Function, FunctionName, NamedTool, Tool, ToolChoice, ToolName, ToolSet
 
 LOGPROBS = "message.output_text.logprobs"

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from atlas.serve.metrics import Histogram, Number, Series
+from atlas.serve.telemetry.metrics import Histogram, Number, Series
 
 _process = CollectorRegistry(auto_describe=False)
 """Memory, processor time and open files of this process, as every client library names them."""

@@ -8,8 +8,6 @@ the table of the endpoints.
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -132,16 +130,3 @@ def _endpoints(document: Json) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
-
-
-def main(path: str) -> None:
-    """Write the tables of a page anew."""
-    from atlas.serve.openapi import document
-    from atlas.serve.routes import ENDPOINTS
-
-    page = Path(path)
-    page.write_text(with_tables(page.read_text(), document(ENDPOINTS)))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

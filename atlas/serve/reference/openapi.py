@@ -15,9 +15,9 @@ import msgspec
 from msgspec import inspect
 
 import atlas
-from atlas.serve.auth import OPEN_PATHS
-from atlas.serve.endpoint import Endpoint, Text
+from atlas.serve.access.auth import OPEN_PATHS
 from atlas.serve.errors import AnthropicErrorResponse, ErrorResponse, speaks_anthropic
+from atlas.serve.reference.endpoint import Endpoint, Text
 
 Json = dict[str, Any]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import atlas
 from atlas.errors import ConfigError
-from atlas.serve.tracking import Generation, Record
+from atlas.serve.telemetry.tracking import Generation, Record
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

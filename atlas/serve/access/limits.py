@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atlas.config import ServeConfig
-from atlas.serve.auth import ANONYMOUS, CLIENT
+from atlas.serve.access.auth import ANONYMOUS, CLIENT
 from atlas.serve.errors import ApiError, error_event, speaks_anthropic, speaks_responses, too_many
 
 ACCOUNT = "atlas.account"

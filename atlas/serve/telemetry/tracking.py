@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atlas import logs
 from atlas.engine.messages import FinishReason, Timing
-from atlas.serve.metrics import Metrics
+from atlas.serve.telemetry.metrics import Metrics
 
 logger = logging.getLogger("atlas.requests")
 

@@ -1,0 +1,1 @@
+"""What happens, told: records of requests, numbers for Prometheus, traces."""
