@@ -28,7 +28,8 @@ COMPILE_SECONDS = 5.0
 START_SECONDS = 30.0
 KNOWN = 1024
 """Grammars that are remembered to be right."""
-WORKERS = 2
+WORKERS = 3
+"""Processes that compile. One client has at most two of them at once."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FLAT: Mapping[str, GrammarSyntax] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from atlas.serve.access.limits import account_of
 from atlas.serve.errors import ApiError, error_event
 
 logger = logging.getLogger("atlas.serve")
@@ -30,17 +30,21 @@ _encoder = msgspec.json.Encoder()
 async def read_body(request: Request) -> bytes:
     """The body of a JSON request.
 
-    Raises ApiError 413 above MAX_BODY, 408 when it takes too long to arrive.
+    Raises ApiError 413 above MAX_BODY, 408 when it takes too long to arrive, 429 when too much does at once.
     """
+    account = account_of(request.scope)
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > 2 * MAX_BODY:
-        raise _too_large()
+    if declared.isdecimal():
+        if int(declared) > 2 * MAX_BODY:
+            raise _too_large()
+        account.hold(min(int(declared), MAX_BODY))
     parts, size = [], 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 size += len(part)
                 if size <= MAX_BODY:
+                    account.hold(size)
                     parts.append(part)
                     continue
                 # A client that is cut off while it still sends never reads why; so take a little more than allowed.
@@ -61,7 +65,10 @@ def _too_large() -> ApiError:
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`; cancelled, and ClientDisconnect raised, when the client goes away first."""
+    """The result of `work`; cancelled, and ClientDisconnect raised, when the client goes away first.
+
+    Cancelled itself it raises CancelledError whatever else happens, once `work` has ended.
+    """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request.receive))
     try:
@@ -119,8 +126,10 @@ class EventStream(Response):
             if writing.done():
                 writing.result()
         finally:
-            await _cancel(writing, gone)
-            await self._events.aclose()
+            try:
+                await _cancel(writing, gone)
+            finally:
+                await self._events.aclose()
 
     async def _write(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -153,8 +162,18 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    """End these tasks, and wait until they have. A cancellation that comes meanwhile is for the caller, whatever theirs
+    is: it is raised when they have ended."""
     for task in tasks:
         task.cancel()
+    outer: asyncio.CancelledError | None = None
+    while left := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(left)
+        except asyncio.CancelledError as error:
+            outer = error  # theirs goes on as it is: another would break what they do at their end
     for task in tasks:
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await task
+        if not task.cancelled():
+            task.exception()  # has been told, or is of no interest; asked for, nobody logs it
+    if outer is not None:
+        raise outer

@@ -1,4 +1,4 @@
-"""How much: requests and tokens per minute, requests at once, the queue, and the time one request may take.
+"""How much: requests and tokens per minute, requests at once, in preparation, in the queue, and the time one may take.
 
 All in this process: one server has one API process, so nothing has to be shared or stored. Rates are token buckets that
 hold one minute's worth. Requests are paid before, tokens as they come (nobody knows before how long an answer gets), so
@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable, Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atlas.config import ServeConfig
+from atlas.serve import offload
 from atlas.serve.access.auth import ANONYMOUS, CLIENT
+from atlas.serve.access.preparation import Place, Preparation
 from atlas.serve.errors import ApiError, error_event, speaks_anthropic, speaks_responses, too_many
 
 ACCOUNT = "atlas.account"
@@ -91,13 +93,26 @@ class Queue:
 class Account:
     """What one request uses. An account of nobody, for work that no client asked for, is never refused."""
 
-    def __init__(self, client: Client | None = None, queue: Queue | None = None) -> None:
-        self._client, self._queue, self._waiting = client, queue, 0
+    def __init__(self, client: Client | None = None, queue: Queue | None = None, place: Place | None = None) -> None:
+        """place: among the requests in preparation; until sequences of it are in the queue."""
+        self._client, self._queue, self._waiting, self._place = client, queue, 0, place
         self._goes_on = False
+
+    def hold(self, size: int) -> None:
+        """So many bytes in all are kept of the request while it is in preparation. Raises ApiError 429 where too many
+        are."""
+        if self._place is not None:
+            self._place.hold(size)
+
+    def prepared(self) -> None:
+        """Its body and what was made of it are let go."""
+        if self._place is not None:
+            self._place.leave()
 
     def outlive(self) -> Account:
         """An account for work that goes on when the request is over. Until it is closed, that counts as a request under
         way."""
+        self.prepared()
         account = Account(self._client, self._queue)
         if self._client is not None:
             self._client.active += 1
@@ -107,6 +122,7 @@ class Account:
     def enter_queue(self, sequences: int) -> None:
         """`sequences` are about to wait for the engine. Raises ApiError 429 where too many do already; an empty queue
         takes any one request."""
+        self.prepared()
         queue = self._queue
         if queue is None:
             return
@@ -129,6 +145,7 @@ class Account:
 
     def close(self) -> None:
         """The request is over, whatever became of it."""
+        self.prepared()
         if self._queue is not None:
             self._queue.waiting -= self._waiting
         self._waiting = 0
@@ -150,15 +167,26 @@ class Limits:
         self._app, self._config, self._clock = app, config, clock
         self._clients: dict[str, Client] = {}  # as many as there are keys
         self._queue = Queue(config.max_queue)
+        self._preparation = Preparation()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         name = scope.get(CLIENT, ANONYMOUS)
+        owner = _owner(scope, name)
+        offload.owner.set(owner)  # of this request's task, which ends with it
+        if scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
         client = self._clients.get(name) or self._clients.setdefault(name, Client(self._config, self._clock))
         try:
-            client.admit()
+            place = self._preparation.enter(owner)
+            try:
+                client.admit()
+            except ApiError:
+                place.leave()
+                raise
         except ApiError as error:
             await error.response(scope)(scope, receive, send)
             return
@@ -170,13 +198,18 @@ class Limits:
 
         # Where there is nothing to say, no token of a stream pays for a layer more.
         sending = with_headers if client.requests or client.tokens else send
-        account = scope[ACCOUNT] = Account(client, self._queue)
+        account = scope[ACCOUNT] = Account(client, self._queue, place)
         client.active += 1
         try:
             await self._app(scope, receive, sending)
         finally:
             client.active -= 1
             account.close()
+
+
+def _owner(scope: Scope, name: str) -> str:
+    """Who shares work and room with others: a key's clients, or where nobody needs a key, those of one address."""
+    return name if name != ANONYMOUS or not scope.get("client") else scope["client"][0]
 
 
 def _with(headers: Iterable[tuple[bytes, bytes]], more: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
