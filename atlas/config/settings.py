@@ -221,6 +221,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_queue: Annotated[
         int, Meta(ge=1, description="sequences that wait for their first token; more are refused with 429")
     ] = 2048
+    min_priority: Annotated[
+        int,
+        Meta(
+            ge=-(2**63),
+            le=2**63 - 1,
+            description="least `priority` of a request; lower ones run first, so below 0 clients may go in front",
+        ),
+    ] = 0
     strict_fields: Annotated[
         bool, Meta(description="refuse requests with fields that do not exist, instead of naming them in a header")
     ] = False

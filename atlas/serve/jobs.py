@@ -27,6 +27,7 @@ async def sampling_of(
         ends=serving.frontend.tokenizer.eos_token_ids,
         vocab_size=serving.ready.vocab_size,
         seed=service.config.seed,
+        min_priority=service.config.min_priority,
     )
     return await serving.frontend.run(checked, body_size)
 

@@ -45,11 +45,13 @@ def check(
     ends: Sequence[int],
     vocab_size: int,
     seed: int | None,
+    min_priority: int,
 ) -> SamplingRequest:
     """Raises ApiError 400 naming the field.
 
     ends: the model's own end ids, which stop a request unless it says `ignore_eos`.
     seed: the server's own, for requests without one.
+    min_priority: the least that a request may say.
     """
     top_k = _or(request.top_k, defaults.top_k)
     if top_k < -1:
@@ -57,6 +59,10 @@ def check(
     n = _or(request.n, 1)
     if not 1 <= n <= MAX_CHOICES:
         raise invalid("n", str(n)[:40], f"an integer from 1 to {MAX_CHOICES}")
+    priority = _or(request.priority, max(0, min_priority))
+    if priority < min_priority:
+        accepted = f"an integer of at least {min_priority}, the least that this server takes (--min-priority)"
+        raise invalid("priority", str(priority)[:40], accepted, code="priority_not_allowed")
     for name in ("logit_bias", "stop_token_ids"):
         if (count := len(getattr(request, name) or ())) > vocab_size:
             raise invalid(name, f"{count} entries", f"at most {vocab_size}, the vocabulary")
@@ -76,7 +82,7 @@ def check(
             logit_bias=token_biases(request.logit_bias or {}),
             seed=_or(request.seed, secrets.randbits(63) if seed is None else seed),
             stop_token_ids=tuple(request.stop_token_ids or ()),
-            priority=_or(request.priority, 0),
+            priority=priority,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )

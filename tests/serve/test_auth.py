@@ -16,11 +16,13 @@ from asgi import Answer, Headers, Inner, ask
 from serve_harness import ANSWER, RunningServer, behaviour, environment
 
 from atlas.api_keys import digest, load_keys, name_of, read_key_file
-from atlas.config import describe, load
+from atlas.config import ServeConfig, describe, load
 from atlas.errors import ConfigError
 from atlas.serve.access import auth
-from atlas.serve.access.auth import ANONYMOUS, CLIENT, Auth
+from atlas.serve.access.auth import ANONYMOUS, CLIENT, STRANGER, Auth
+from atlas.serve.app import create_app
 from atlas.serve.bind import bind, is_everywhere, url_of
+from atlas.serve.service import Service
 
 ONE, TWO = "sk-one", "sk-two"
 YO = [{"role": "user", "content": "yo"}]
@@ -103,8 +105,43 @@ def test_anthropics_paths_get_anthropics_errors() -> None:
 def test_probes_need_no_key(path: str) -> None:
     for method in ("GET", "HEAD"):
         answer, clients = get([], path, method)
-        assert (answer.status, clients) == (200, [ANONYMOUS])
+        assert (answer.status, clients) == (200, [STRANGER])
+        answer, clients = get([("x-api-key", "wrong")], path, method)
+        assert (answer.status, clients) == (200, [STRANGER])
+        answer, clients = get([("x-api-key", ONE)], path, method)
+        assert (answer.status, clients) == (200, [digest(ONE.encode()).hex()])
     assert get([], path, "POST")[0].status == 401
+
+
+class _Dead:
+    """An engine that has died, and said of what."""
+
+    state, reason = "dead", "no file /secret/place"
+
+
+@pytest.mark.parametrize(
+    ("keys", "headers", "told"),
+    [
+        ([], [], True),
+        ([ONE], [], False),
+        ([ONE], [("x-api-key", "wrong")], False),
+        ([ONE], [("x-api-key", ONE)], True),
+    ],
+)
+def test_health_tells_strangers_its_state_only(keys: list[str], headers: list[tuple[str, str]], told: bool) -> None:
+    service = Service(ServeConfig())
+    app = create_app(service, [digest(key.encode()) for key in keys], ["localhost"])
+
+    def health() -> dict[str, str]:
+        answer = asyncio.run(ask(app, "GET", "/health", [("host", "localhost"), *headers]))
+        assert answer.status == 503 and int(answer.headers["retry-after"]) > 0
+        found: dict[str, str] = msgspec.json.decode(answer.body)
+        return found
+
+    service.stage = "finding the model"
+    assert health() == {"status": "loading", **({"stage": "finding the model"} if told else {})}
+    service.engine = _Dead()  # type: ignore[assignment]
+    assert health() == {"status": "dead", **({"reason": _Dead.reason} if told else {})}
 
 
 @pytest.mark.parametrize("path", ["/", "/health/", "/healthx", "//health", "/metrics", "/server_info", "/v1/../health"])

@@ -148,13 +148,13 @@ def test_sampling_reaches_the_engine(shared: RunningServer) -> None:
             "repetition_penalty": 1.2,
             "min_tokens": 2,
             "prompt_logprobs": 4,
-            "priority": -3,
+            "priority": 3,
         },
     )
     expected = {"max_tokens": 506, "temperature": 0.25, "top_k": 3, "top_p": 0.5, "seed": 7, "min_p": 0.1}
     expected |= {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": -1.0, "min_tokens": 2}
     expected |= {"logprobs": 3, "prompt_logprobs": 4, "logit_bias": {"76": 100.0, "5": -2.5}}
-    expected |= {"grammar": None, "thinking": None, "priority": -3, "pooling": None}
+    expected |= {"grammar": None, "thinking": None, "priority": 3, "pooling": None}
     assert last_sampling(shared) == {**expected, "stop_token_ids": [9]}
     ask(shared, extra_body={"stop_token_ids": [9]})
     assert last_sampling(shared)["stop_token_ids"] == [2, 3, 9]

@@ -14,6 +14,8 @@ CLIENT = "atlas.client"
 """Where the scope says who asks: a key's digest in hexadecimal, or ANONYMOUS. What is stored or counted for a key is
 known by it, so it is all of the digest: of the short names for people, two of some thousands of keys may be equal."""
 ANONYMOUS = "anonymous"
+STRANGER = "stranger"
+"""Who asks without a key where others have one: a probe, which is told no more than it needs."""
 
 OPEN_PATHS = frozenset({"/health", "/health/live"})
 """What probes ask, which have no key."""
@@ -37,12 +39,14 @@ class Auth:
             return
         client = ANONYMOUS
         # A preflight carries no credentials by its standard; the router answers it 405 where it gets this far.
-        if self._keys and not (scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")):
+        if self._keys:
             try:
                 client = self._authenticate(scope["headers"]).hex()
             except ApiError as error:
-                await error.response(scope)(scope, receive, send)
-                return
+                if scope["path"] not in OPEN_PATHS or scope["method"] not in ("GET", "HEAD"):
+                    await error.response(scope)(scope, receive, send)
+                    return
+                client = STRANGER
         scope[CLIENT] = client
         await self._app(scope, receive, send)
 

@@ -114,7 +114,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     ignore_eos: Annotated[bool | None, about("The model's own end tokens do not end the answer.")] = None
     priority: Annotated[
         int | None,
-        about("Requests of a lower one run first, and lose their place last.", minimum=-(2**63), maximum=2**63 - 1),
+        about("Lower ones run first. Least: --min-priority, 0 unless set.", minimum=-(2**63), maximum=2**63 - 1),
     ] = None
     stream: Annotated[bool | None, about("Answer with server-sent events, as the text comes.")] = None
     user: Annotated[str | None, about("Who asks, in the client's own words; the answer does not depend on it.")] = None
