@@ -229,7 +229,8 @@ class Masks:
                 matching.append((matcher, index))
         if not matching:
             return
-        words = np.empty((len(constraints), -(-vocab // 32)), np.uint32)
+        width = -(-vocab // 32)
+        words = rows if rows.shape[1] == width else np.empty((len(constraints), width), np.uint32)
         if len(matching) == 1:
             ((matcher, index),) = matching
             matcher.unsafe_compute_mask_ptr(words[index].ctypes.data, words[index].nbytes)
@@ -242,7 +243,8 @@ class Masks:
         for _, index in matching:
             constraint = constraints[index]
             assert constraint is not None
-            _place(words[index], rows[index])
+            if words is not rows:
+                _place(words[index], rows[index])
             constraint.complete(rows[index])
 
 

@@ -21,11 +21,13 @@ def token_masks(masked: list[tuple[Sequence, int]], vocab: int, masks: Masks, ma
     masked: sequences, each with the tokens that it had generated before.  matched_vocab: tokens of the tokenizer.
     """
     rows = np.empty((len(masked), -(-vocab // 32)), np.uint32)
-    rows[:] = _all_but((), vocab)
     masks.fill(rows, [sequence.constraint for sequence, _ in masked], matched_vocab)
     for row, (sequence, generated) in zip(rows, masked, strict=True):
-        if generated < sequence.sampling.min_tokens:
-            later = row & _all_but(sequence.sampling.stop_token_ids, vocab)
+        ends = sequence.sampling.stop_token_ids if generated < sequence.sampling.min_tokens else ()
+        if sequence.constraint is None:
+            row[:] = _all_but(ends, vocab)
+        elif ends:
+            later = row & _all_but(ends, vocab)
             if later.any():  # else a grammar's text is complete, and nothing but an end can follow
                 row[:] = later
     return rows

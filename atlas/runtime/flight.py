@@ -86,7 +86,7 @@ class Slot:
     def deliver(self, masks: Sequence[Array] | Array) -> None:
         """Copy masks to where the step finds them. Runs from now on wait for them."""
         pinned = self._pinned[MASK]
-        np.stack([*masks], out=pinned.array[: len(masks)])
+        pinned.array[: len(masks)] = masks
         self._backend.upload(self.place.plan.offsets[MASK], pinned.memory[: pinned.array[: len(masks)].nbytes])
         self._backend.order_runs()
 
