@@ -9,6 +9,7 @@ of it than a model would; one thread.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import time
@@ -78,8 +79,8 @@ def measure(compiler: Compiler, grammar: Grammar, vocab: int) -> dict[str, float
     return result
 
 
-def compiler_for(model: str, tokens: int | None) -> Compiler:
-    """Of a model's tokenizer, or of the first `tokens` tokens of it."""
+def document_of(model: str, tokens: int | None) -> tuple[str, list[int]]:
+    """A model's tokenizer, or the first `tokens` tokens of it, and the tokens that end a text."""
     with open_checkpoint(resolve_model(model, offline=True)) as checkpoint:
         document = checkpoint.tokenizer_files().tokenizer_json
         ends = end_ids(checkpoint.generation_config, checkpoint.config)
@@ -95,7 +96,7 @@ def compiler_for(model: str, tokens: int | None) -> Compiler:
         }
         whole["added_tokens"] = [token for token in whole["added_tokens"] if token["id"] < tokens]
         document = json.dumps(whole)
-    return Compiler(lambda: tokenizer_of(document, ends))
+    return document, list(ends)
 
 
 def main() -> None:
@@ -106,7 +107,8 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for one in given.models:
         model, _, tokens = one.partition(":")
-        compiler = compiler_for(model, int(tokens) if tokens else None)
+        document, ends = document_of(model, int(tokens) if tokens else None)
+        compiler = Compiler(functools.partial(tokenizer_of, document, ends))
         began = time.perf_counter()
         vocab = compiler.tokenizer.vocab_size
         seconds = time.perf_counter() - began

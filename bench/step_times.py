@@ -31,11 +31,11 @@ class StepTimes:
     def watch(self, engine: Engine) -> Iterator[None]:
         """Take the times of what is done inside."""
         runner, backend, phases = engine.runner, engine.runner.backend, deque[int]()
-        submit, collect, wait, step = runner.submit, runner.collect, backend.wait, engine.step
+        begin_step, collect, wait, step = backend.begin_step, runner.collect, backend.wait, engine.step
 
-        def submitting(*arguments: Any) -> Any:
+        def beginning(*arguments: Any) -> None:  # of a step that is submitted whole, or in halves
             phases.append(runner.block.phase)
-            return submit(*arguments)
+            begin_step(*arguments)
 
         def collecting(in_flight: Any) -> Any:
             found = collect(in_flight)
@@ -54,19 +54,26 @@ class StepTimes:
             self.host.append(time.perf_counter() - began - self._waited)
             return found
 
-        watched = {runner: ("submit", submitting), backend: ("wait", waiting), engine: ("step", stepping)}
+        watched = (
+            *((backend, "begin_step", beginning), (backend, "wait", waiting)),
+            *((runner, "collect", collecting), (engine, "step", stepping)),
+        )
         with contextlib.ExitStack() as stack:
-            for owner, (name, replacement) in [*watched.items(), (runner, ("collect", collecting))]:
+            for owner, name, replacement in watched:
                 setattr(owner, name, replacement)
                 stack.callback(delattr, owner, name)
             self.started = time.perf_counter()
             yield
 
+    def decode(self) -> list[float]:
+        """Seconds of each step of generated tokens."""
+        begins = [self.started, *self.ends[:-1]]
+        steps = zip(begins, self.ends, self.phases, strict=True)
+        return [end - begin for begin, end, phase in steps if phase == PHASE_DECODE]
+
     def summary(self, tokens: int) -> dict[str, Any]:
         """tokens: that decode steps have sampled."""
-        begins = [self.started, *self.ends[:-1]]
-        seconds = [end - begin for begin, end in zip(begins, self.ends, strict=True)]
-        decode = [each for each, phase in zip(seconds, self.phases, strict=True) if phase == PHASE_DECODE]
+        decode = self.decode()
         if not decode:
             return {}
         median = statistics.median(decode)
@@ -74,7 +81,7 @@ class StepTimes:
         worst = sorted(slow, key=lambda i: -slow[i])[:6]
         return {
             "decode_tokens_per_second": round(tokens / sum(decode), 1),
-            "prefill_seconds": round(sum(seconds) - sum(decode), 4),
+            "prefill_seconds": round(self.ends[-1] - self.started - sum(decode), 4),
             "slow_steps": len(slow),
             "lost_seconds": round(sum(slow.values()) - median * len(slow), 4),
             "slowest": {i: round(slow[i] * 1e3, 2) for i in worst},
