@@ -40,6 +40,9 @@ PATIENCE = 300.0
 """Seconds without progress after which an engine counts as hung: a step of many prompt tokens takes long on a CPU."""
 
 _SIGTERM_GRACE = 0.7
+_READ_ALL_SECONDS = 5.0
+"""How long what a dead engine has written may take to be read, where its socket has no end: a child may have it."""
+
 _LOOKS = 8
 """How often within its patience the client looks for progress. Looks are counted and not seconds: while this process
 itself stands still (a suspended machine, a debugger) there are none."""
@@ -86,6 +89,11 @@ class EngineStream:
         self._finished = output.finish_reason is not None
         return output
 
+    def abort(self, error: str) -> None:
+        """End the request, in the engine too, if it still runs: what has come is read, and then a reason "abort"."""
+        if self._client.forget(self.request_id):
+            self.push(SequenceOutput(self.request_id, [], "abort", error))
+
     def close(self) -> None:
         """Abort the request if it still runs. Idempotent; does not wait."""
         self._finished = True
@@ -129,7 +137,7 @@ class EngineClient:
         self._progress = True
         self._steps_seen = -1
         self._became_ready = asyncio.Event()
-        self._connected = asyncio.Event()
+        self._connected, self._read_all = asyncio.Event(), asyncio.Event()
         self._streams: dict[str, EngineStream] = {}
         self._stats: deque[asyncio.Future[messages.Stats]] = deque()
         self._ids = itertools.count(1)
@@ -186,16 +194,18 @@ class EngineClient:
         self._streams[stream.request_id] = stream
         return stream
 
-    def forget(self, request_id: str) -> None:
-        """Abort a request whose consumer went away; nothing happens if it has finished."""
-        if self._streams.pop(request_id, None) is not None and self.state == "ready":
+    def forget(self, request_id: str) -> bool:
+        """Abort a request whose consumer went away. False, and nothing happens, if it has finished."""
+        if self._streams.pop(request_id, None) is None:
+            return False
+        if self.state == "ready":
             self._send(messages.Abort(request_id))
+        return True
 
     def fail_all(self, error: str) -> None:
         """End every running request with reason "abort" and `error`, in the engine too."""
-        for request_id, stream in list(self._streams.items()):
-            self.forget(request_id)
-            stream.push(SequenceOutput(request_id, [], "abort", error))
+        for stream in list(self._streams.values()):
+            stream.abort(error)
 
     async def stats(self, timeout: float = 5.0) -> messages.Stats:
         """A snapshot between two steps. Raises EngineUnavailableError, also when no answer comes in time."""
@@ -248,6 +258,7 @@ class EngineClient:
         self._send(messages.Configure(self._config))
 
     def _on_end(self, fault: str | None) -> None:
+        self._read_all.set()
         if fault is not None:
             self._die(fault)
         elif not self.died.is_set():
@@ -303,8 +314,10 @@ class EngineClient:
 
     async def _watch_process(self, process: asyncio.subprocess.Process) -> None:
         await process.wait()
-        # What the engine said last (a Fatal that names the cause) may still be in the socket.
-        await asyncio.sleep(0.1)
+        # What the engine said last (tokens, a Fatal that names the cause) may still be in the socket, before its end.
+        if self._connection is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._read_all.wait(), _READ_ALL_SECONDS)
         self._die(_exit_reason(process))
 
     async def _watch_connect(self) -> None:

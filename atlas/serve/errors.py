@@ -13,6 +13,9 @@ from starlette.types import Scope
 from atlas.errors import AtlasError
 from atlas.serve.telemetry import tracking
 
+NEXT_EVENT = "atlas.next_event"
+"""Where the scope of a stream whose events have numbers keeps what tells that of the next: Callable[[], int]."""
+
 _ANTHROPIC_PATH = re.compile(r"(/v1)*/messages(/.*)?", re.DOTALL)
 
 
@@ -62,6 +65,7 @@ class ResponsesErrorEvent(msgspec.Struct, frozen=True, tag_field="type", tag="er
     code: str
     message: str
     param: str | None
+    sequence_number: int
     error: ErrorBody
 
 
@@ -123,7 +127,8 @@ def error_event(scope: Scope, error: ApiError) -> bytes:
     """The error as a server-sent event, for a stream that breaks off: it has a name but in OpenAI's older APIs."""
     if speaks_responses(scope):
         body = msgspec.structs.replace(error.body, request_id=tracking.failed(error.body.code))
-        event = ResponsesErrorEvent(body.code, body.message, body.param, body)
+        number = scope[NEXT_EVENT]() if NEXT_EVENT in scope else 0
+        event = ResponsesErrorEvent(body.code, body.message, body.param, number, body)
         return b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
     name = b"event: error\n" if speaks_anthropic(scope) else b""
     return name + b"data: " + error.encode_for(scope) + b"\n\n"

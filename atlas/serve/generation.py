@@ -89,7 +89,8 @@ async def generate(
     engine: EngineClient, tokenizer: StreamTokenizer, job: Job, account: Account
 ) -> AsyncGenerator[Delta, None]:
     """The deltas of one sequence, its tokens put on the account. Closing the iterator aborts it. Raises ApiError 500 if
-    it breaks, 503 if there is no engine or the server shuts down.
+    it breaks, 503 if there is no engine or the server shuts down, 504 if its time is over: after the deltas of all
+    tokens that there were by then.
     """
     assembler = _assembler(tokenizer, job)
     called, reasoned = False, 0
@@ -97,6 +98,7 @@ async def generate(
         submitted = engine.submit(job.prompt, job.sampling)
     except EngineUnavailableError as error:  # it died while the prompt was being made
         raise unavailable("engine_unavailable", str(error)) from None
+    account.streams.append(submitted)
     prompt: list[TokenLogprobs] = []
     logprobs: list[Reported] = []
     opened = job.echo is None and job.sampling.prompt_logprobs is None
@@ -105,8 +107,12 @@ async def generate(
         # Of a token whose log-probabilities are told, it must be seen what it is part of.
         apart = job.parser is not None and job.sampling.logprobs is not None
         async for output in _one_by_one(stream) if apart else stream:
+            broken: ApiError | None = None
             if output.finish_reason in ("error", "abort"):
-                raise failure(engine, output)
+                broken = account.expired or failure(engine, output)
+                if waiting and not output.token_ids:
+                    raise broken
+                output = msgspec.structs.replace(output, finish_reason="length")
             if output.prompt_logprobs:
                 prompt += output.prompt_logprobs
             if not output.token_ids and output.finish_reason is None:
@@ -120,6 +126,11 @@ async def generate(
             events, tokens, reason = assembler.push(output)
             account.spend(tokens)
             seen.received(tokens, output.timing)
+            if broken is not None:
+                if reason == "stop":  # the text was complete before
+                    broken = None
+                else:  # a call that is not complete stays open: nobody shall make it
+                    events, reason = [event for event in events if not _is_cut(event)], None
             seen.finish_reason = reason
             if output.logprobs:
                 pairs = zip(output.logprobs, assembler.offsets, strict=False)
@@ -131,10 +142,17 @@ async def generate(
             told: FinishReason | None = "tool_calls" if reason == "stop" and called else reason
             thought, reasoned = assembler.reasoning_tokens - reasoned, assembler.reasoning_tokens
             stop = assembler.matched if reason is not None else None
-            yield Delta(job.index, events, tokens, told, logprobs, None, thought, stop)
+            if tokens or events or broken is None:
+                yield Delta(job.index, events, tokens, told, logprobs, None, thought, stop)
+            if broken is not None:
+                raise broken
             if reason is not None:
                 return
             logprobs = []
+
+
+def _is_cut(event: Event) -> bool:
+    return isinstance(event, CallEnd) and not event.complete
 
 
 async def _one_by_one(stream: AsyncIterable[SequenceOutput]) -> AsyncGenerator[SequenceOutput, None]:
@@ -178,7 +196,7 @@ def _assembler(tokenizer: StreamTokenizer, job: Job) -> PlainAssembler | AnswerA
 def generate_all(
     engine: EngineClient, tokenizer: StreamTokenizer, jobs: Sequence[Job], account: Account
 ) -> AsyncGenerator[Delta, None]:
-    """The deltas of several sequences as they come. The first that breaks ends all."""
+    """The deltas of several sequences as they come. The first that breaks ends all, once their tokens are told."""
     if len(jobs) == 1:
         return generate(engine, tokenizer, jobs[0], account)
     return _together(engine, tokenizer, jobs, account)
@@ -200,13 +218,19 @@ async def _together(
 
     tasks = [asyncio.create_task(follow(job)) for job in jobs]
     try:
-        left = len(jobs)
+        left, broken = len(jobs), None
         while left:
             item = await queue.get()
             if isinstance(item, Exception):
-                raise item
+                left -= 1
+                if broken is None:
+                    broken = item
+                    account.abort("another choice of the request broke")
+                continue
             left -= item.finish_reason is not None
             yield item
+        if broken is not None:
+            raise broken
     finally:
         for task in tasks:
             task.cancel()

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from atlas.serve.access.limits import account_of
-from atlas.serve.errors import ApiError, error_event
+from atlas.serve.errors import NEXT_EVENT, ApiError, error_event
 
 logger = logging.getLogger("atlas.serve")
 
@@ -99,18 +99,27 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, end: bytes = DONE, ping: bytes = b""
+        self,
+        events: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+        *,
+        end: bytes = DONE,
+        ping: bytes = b"",
+        first_event: int | None = None,
     ) -> None:
         """end: always the last that is sent, so that a client that reads on never waits for something that does not
         come.  ping: sent after every PING_SECONDS without an event, for whoever takes a silent connection for a dead
-        one."""
+        one.  first_event: the number of the first event, of an API that counts them."""
         super().__init__(None, 200, {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
         self._events, self._end, self._ping = events, end, ping
+        self._next_event = first_event
         self._sent = 0
         self._sending = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._next_event is not None:
+            scope[NEXT_EVENT] = lambda: self._next_event
         writing = asyncio.ensure_future(self._write(scope, send))
         gone = asyncio.ensure_future(_disconnected(receive))
         seconds = PING_SECONDS if self._ping else None
@@ -137,6 +146,8 @@ class EventStream(Response):
         try:
             async for chunk in self._events:
                 self._sending = True
+                if self._next_event is not None:
+                    self._next_event += chunk.count(b"\n\n")  # which stands nowhere in an event
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 self._sending = False
                 self._sent += 1

@@ -188,6 +188,23 @@ def test_death_fails_every_request_at_once(drive: Any, behaviour: dict[str, int]
     drive(body, behaviours={"2": {**ENDLESS, **behaviour}})
 
 
+def test_what_an_engine_said_before_it_died_is_read_first(drive: Any) -> None:
+    """However late: a busy process may see the end of the other before it has read what that wrote."""
+
+    async def body(client: EngineClient) -> None:
+        assert client._connection is not None and client._connection._transport is not None
+        client._connection._transport.pause_reading()  # type: ignore[attr-defined]
+        reading = asyncio.create_task(whole(client, seed=2, max_tokens=1000))
+        await asyncio.sleep(0.5)
+        client._connection._transport.resume_reading()  # type: ignore[attr-defined]
+        tokens, last = await reading
+        assert tokens == [20, 21, 20, 21] and last.finish_reason == "error"
+        await asyncio.wait_for(client.died.wait(), 2)
+        assert "killed by SIGKILL" in client.reason
+
+    drive(body, behaviours={"2": {"tokens": [20, 21], "die_after": 5}})
+
+
 def test_a_message_that_claims_to_be_huge(drive: Any) -> None:
     async def body(client: EngineClient) -> None:
         assert client._connection is not None

@@ -11,11 +11,12 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atlas.config import ServeConfig
+from atlas.engine.client import EngineStream
 from atlas.serve import offload
 from atlas.serve.access.auth import ANONYMOUS, CLIENT
 from atlas.serve.access.preparation import Place, Preparation
@@ -97,6 +98,37 @@ class Account:
         """place: among the requests in preparation; until sequences of it are in the queue."""
         self._client, self._queue, self._waiting, self._place = client, queue, 0, place
         self._goes_on = False
+        self.streams: list[EngineStream] = []
+        """What the engine makes for the request."""
+        self.expired: ApiError | None = None
+        """Set when its time is over."""
+
+    def abort(self, reason: str) -> None:
+        """End what still runs in the engine."""
+        for stream in self.streams:
+            stream.abort(reason)
+
+    @contextlib.asynccontextmanager
+    async def within(self, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
+        """Bounds the time of what is done inside. Where the engine works for it, that ends, and whoever follows it
+        raises `expired` after its last tokens, or is cancelled soon; all else is cancelled at once: TimeoutError.
+        """
+
+        def expire() -> None:
+            message = f"not finished after {seconds:g} s, the longest that this server takes (--request-timeout)"
+            # Clients that try again would only take as long once more.
+            self.expired = ApiError(504, "request_timed_out", message, headers={"x-should-retry": "false"})
+            self.abort(message)
+            timeout.reschedule(loop.time() + (_LAST_WORDS_SECONDS if self.streams else 0))
+
+        loop = asyncio.get_running_loop()
+        expiry = None if seconds is None else loop.call_later(seconds, expire)
+        try:
+            async with asyncio.timeout(None) as timeout:
+                yield timeout
+        finally:
+            if expiry is not None:
+                expiry.cancel()
 
     def hold(self, size: int) -> None:
         """So many bytes in all are kept of the request while it is in preparation. Raises ApiError 429 where too many
@@ -239,16 +271,16 @@ class Deadline:
             ended = ended or (message["type"] == "http.response.body" and not message.get("more_body"))
             await send(message)
 
+        account = account_of(scope)
         try:
-            async with asyncio.timeout(self._seconds) as timeout:
+            async with account.within(self._seconds) as timeout:
                 await self._app(scope, receive, sending)
             return
         except TimeoutError:
             if not timeout.expired():
                 raise
-        message = f"not finished after {self._seconds:g} s, the longest that this server takes (--request-timeout)"
-        # Clients that try again would only take as long once more.
-        error = ApiError(504, "request_timed_out", message, headers={"x-should-retry": "false"})
+        error = account.expired
+        assert error is not None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
                 if not begun:

@@ -64,13 +64,13 @@ async def create_response(http: Request, service: Service) -> Response:
     if request.background:
         run = _begin(service, client, making, account.outlive(), logs=bool(request.stream))
         if run.log is not None:
-            return EventStream(run.log.follow(-1), prepared.headers, end=b"")
+            return EventStream(run.log.follow(-1), prepared.headers, end=b"", first_event=0)
         return _json(run.record.response, prepared.headers)
     account.enter_queue(1)
     account.spend(making.prompt_tokens)
     if request.stream:
         hides = bool(request.stream_options and request.stream_options.include_obfuscation)
-        return EventStream(_stream(making, account, hides=hides), prepared.headers, end=b"")
+        return EventStream(_stream(making, account, hides=hides), prepared.headers, end=b"", first_event=0)
     await unless_gone(http, _finish(making, account))
     record = await making.recorded()
     await making.keep(record)
@@ -102,7 +102,7 @@ async def retrieve_response(http: Request, service: Service) -> Response:
         found = "true, for a response that was not created with background and stream,"
         raise unsupported("stream", found, "retrieve it without")
     log.check(after)  # now: once the stream has begun its status is 200
-    return EventStream(log.follow(after), query.headers, end=b"")
+    return EventStream(log.follow(after), query.headers, end=b"", first_event=after + 1)
 
 
 async def delete_response(http: Request, service: Service) -> Response:

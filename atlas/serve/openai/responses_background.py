@@ -100,7 +100,7 @@ class Run:
     async def _work(self, ended: Callable[[], None]) -> None:
         making, last = self.making, list[StreamEvent]()
         try:
-            async with asyncio.timeout(self._timeout):
+            async with self._account.within(self._timeout):
                 async for events in making.events(self._account):
                     if making.ended:
                         last = events
@@ -109,8 +109,8 @@ class Run:
         except asyncio.CancelledError:
             last = making.writer.cancel()
         except TimeoutError:
-            message = f"not finished after {self._timeout:g} s, the longest that this server takes (--request-timeout)"
-            last = making.fail(ApiError(504, "request_timed_out", message))
+            assert self._account.expired is not None
+            last = making.fail(self._account.expired)
         except ApiError as error:
             last = making.fail(error)
         except Exception:
