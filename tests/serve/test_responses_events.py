@@ -87,7 +87,7 @@ def decoded(events: Sequence[StreamEvent]) -> list[Any]:
         head, data = encode(event).decode().removesuffix("\n\n").split("\ndata: ")
         value = json.loads(data)
         assert head == f"event: {value['type']}" and value["sequence_number"] == number
-        result.append(EVENTS.validate_python(value))
+        result.append(EVENTS.validate_json(data, strict=True))
         assert result[-1].type == value["type"]
     return result
 

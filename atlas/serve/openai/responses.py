@@ -222,6 +222,8 @@ async def _stream(making: Making, account: Account, *, hides: bool) -> AsyncGene
                 yield await encoded(events)
     except ApiError as error:
         yield await encoded(making.fail(error))
+    except Exception:
+        yield await encoded(making.fault())
 
 
 def _client(http: Request) -> str:

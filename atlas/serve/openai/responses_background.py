@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import TYPE_CHECKING
@@ -15,8 +14,6 @@ from atlas.serve.openai.response_store import Record
 
 if TYPE_CHECKING:
     from atlas.serve.openai.responses_making import Making
-
-logger = logging.getLogger("atlas.serve")
 
 MAX_LOG = 4 << 20
 """Bytes of events of one response that are kept for who comes later: about 16,000 tokens. Then the oldest go."""
@@ -114,8 +111,7 @@ class Run:
         except ApiError as error:
             last = making.fail(error)
         except Exception:
-            logger.exception("a response in the background broke off")
-            last = making.fail(ApiError(500, "internal_error", "the server failed while it made this response"))
+            last = making.fault()
         self._closing = True
         self._account.close()
         log = self.log

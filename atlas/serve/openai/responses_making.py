@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -30,6 +31,8 @@ from atlas.serve.openai.responses_request import SEALED, ReasoningSettings, Resp
 from atlas.serve.openai.responses_writer import ResponseWriter
 from atlas.serve.service import Service, Serving
 from atlas.serve.telemetry import tracking
+
+logger = logging.getLogger("atlas.serve")
 
 _BYTES_PER_LOGPROBS = 50
 _BYTES_PER_ITEM = 10
@@ -91,6 +94,11 @@ class Making:
         code: Literal["rate_limit_exceeded", "server_error"]
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         return self.writer.fail(ResponseError(code, error.body.message))
+
+    def fault(self) -> list[StreamEvent]:
+        """The last event, where it broke by a fault of our own: the exception that is being handled."""
+        logger.exception("a response broke off")
+        return self.fail(ApiError(500, "internal_error", "the server failed while it made this response"))
 
     async def keep(self, record: Record) -> None:
         """Store what `record` gave when the response had ended, unless the request said not to."""
