@@ -215,10 +215,9 @@ def generate(engine: Engine, requests: list[Request], at_first: int = 1 << 30) -
         added += len(now)
         for output in engine.step():
             i = int(output.request_id)
-            assert output.error is None, (requests[i][1], output.error)
             texts[i] += output.token_ids
             reports[i] += output.logprobs
-            reasons[i] = output.finish_reason or reasons[i]
+            reasons[i] = output.error or output.finish_reason or reasons[i]
     return list(zip(texts, reports, reasons, strict=True))
 
 
@@ -244,7 +243,9 @@ def check_requests(engine: Engine, compiler: Compiler, each: int, most: int, tok
                 options |= {"min_p": 0.01, "min_tokens": length, "stop_token_ids": (5,)}
             requests.append((prompt, options))
     alone = [generate(engine, [request])[0] for request in requests]
-    for (_, options), (text, reports, _) in zip(requests, alone, strict=True):
+    for (_, options), (text, reports, reason) in zip(requests, alone, strict=True):
+        if reason not in ("length", "stop"):
+            wrong.append(f"{options}: {reason}")
         never = {*options.get("stop_token_ids", ()), *(t for t, b in options.get("logit_bias", {}).items() if b < -99)}
         if never & {*text}:
             wrong.append(f"a forbidden token was taken: {options}")

@@ -43,6 +43,7 @@ class Constraint:
     matcher: of the sequence's grammar, at its beginning; None: it has none.
     end: the tokenizer's end token, which a matcher allows where its text may end. None if that token has a text.
     known: tokens of the tokenizer; a model may have more.
+    lexer: number of the matcher's lexer: those of one number wait for each other.
     finished: the grammar's text is complete, and nothing may follow.
     fault: why the sequence cannot go on: the grammar ran into a limit, or no token of the vocabulary goes on with it.
     """
@@ -53,9 +54,10 @@ class Constraint:
         matcher: llguidance.LLMatcher | None = None,
         end: int | None = None,
         known: int = 0,
+        lexer: int = 0,
     ) -> None:
         thinking = params.thinking
-        self._matcher, self._end_token, self._known = matcher, end, known
+        self._matcher, self._end_token, self._known, self.lexer = matcher, end, known, lexer
         self._stops = params.stop_token_ids
         self._begin = thinking.begin if thinking else ()
         self._end = thinking.end if thinking else ()
@@ -223,7 +225,9 @@ class Masks:
         vocab: tokens that the matchers' tokenizer has.
         """
         matching: list[tuple[llguidance.LLMatcher, int]] = []
-        for index, constraint in enumerate(constraints):
+        # Neighbours go to one thread: those that share a lexer would make others wait.
+        for index in sorted(range(len(rows)), key=lambda i: 0 if (c := constraints[i]) is None else c.lexer):
+            constraint = constraints[index]
             matcher = constraint.matcher_for(rows[index]) if constraint is not None else None
             if matcher is not None:
                 matching.append((matcher, index))

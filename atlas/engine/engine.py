@@ -104,16 +104,17 @@ class Engine:
         sequence = Sequence(request_id, len(prompt), list(prompt), sampling)
         self._sequences[request_id] = sequence
         if sampling.grammar is not None:
-            self._compiling[sequence] = self._compile.submit(self._constraint, sampling)
+            self._compiling[sequence] = self._compile.submit(self._constraint, sequence)
             return
         if sampling.thinking is not None and sampling.thinking.budget is not None:
             sequence.constraint = Constraint(sampling)
         self.scheduler.add(sequence)
 
-    def _constraint(self, sampling: SamplingParams) -> Constraint:
-        assert self._compiler is not None and sampling.grammar is not None
-        compiler = self._compiler
-        return Constraint(sampling, compiler.matcher(sampling.grammar), compiler.end, compiler.tokenizer.vocab_size)
+    def _constraint(self, sequence: Sequence) -> Constraint:
+        compiler, sampling = self._compiler, sequence.sampling
+        assert compiler is not None and sampling.grammar is not None
+        matcher, lexer = compiler.lease(sampling.grammar, sequence)
+        return Constraint(sampling, matcher, compiler.end, compiler.tokenizer.vocab_size, lexer)
 
     def abort(self, request_id: str) -> None:
         """Drop a request; its blocks are free on return. An unknown or finished id is ignored."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -508,14 +509,14 @@ def test_a_fault_of_the_compiler_is_the_request_s_own(
     engine = make(model)
     compiler = engine._compiler
     assert compiler is not None
-    matcher = compiler.matcher
+    lease = compiler.lease
 
-    def broken(grammar: Grammar) -> Any:
+    def broken(grammar: Grammar, user: object) -> Any:
         if grammar.text == "b":
             raise fault
-        return matcher(grammar)
+        return lease(grammar, user)
 
-    monkeypatch.setattr(compiler, "matcher", broken)
+    monkeypatch.setattr(compiler, "lease", broken)
     outputs = run(engine, broken=params("regex", "b"), right=params("regex", "a"), free=params(max_tokens=3))
     assert outputs["broken"].finish_reason == "error" and type(fault).__name__ in (outputs["broken"].error or "")
     assert text_of(outputs["right"].token_ids) == "a" and len(outputs["free"].token_ids) == 3
@@ -526,14 +527,14 @@ def test_an_aborted_request_leaves_no_grammar_to_compile(model: Path, monkeypatc
     engine = make(model)
     compiler, compiled, gate = engine._compiler, list[str](), threading.Event()
     assert compiler is not None
-    matcher = compiler.matcher
+    lease = compiler.lease
 
-    def slow(grammar: Grammar) -> Any:
+    def slow(grammar: Grammar, user: object) -> Any:
         compiled.append(grammar.text)
         gate.wait(10)
-        return matcher(grammar)
+        return lease(grammar, user)
 
-    monkeypatch.setattr(compiler, "matcher", slow)
+    monkeypatch.setattr(compiler, "lease", slow)
     for n in range(20):
         engine.add(str(n), [1], params("regex", f"a{{{n + 1}}}"))
         engine.abort(str(n))
@@ -541,6 +542,37 @@ def test_an_aborted_request_leaves_no_grammar_to_compile(model: Path, monkeypatc
     gate.set()
     assert text_of(finish(engine)["last"].token_ids) == "b"
     assert len(compiled) <= 3, "two threads had begun"
+
+
+class User:
+    """Somebody who uses a matcher."""
+
+
+def test_many_users_of_a_grammar_have_several_lexers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that share one wait for each other in every step; whoever comes later finds those of users who are gone."""
+    monkeypatch.setattr(grammar_module, "_AGAIN", 60.0)
+    compiler = grammar_module.Compiler(lambda: grammar_model.compiler().tokenizer)
+    compiler._most, grammar = 3, Grammar("regex", "[a-f]{3}")
+    users = [User() for _ in range(20)]
+    leases = [compiler.lease(grammar, user) for user in users]
+    shared = Counter(lexer for _, lexer in leases)
+    assert sorted(shared.values()) == [6, 7, 7], "as many as there are cores, and evenly"
+    assert {*shared} & {lexer for _, lexer in [compiler.lease(Grammar("regex", "x"), users[0])]} == set()
+    for n, (matcher, _) in enumerate(leases):
+        for byte in byte_ids(f"{n:03x}".translate(str.maketrans("0123456789", "abcdefabcd"))):
+            assert matcher.try_consume_tokens([byte]) == 1, "each goes its own way"
+    del users, leases
+    assert all(not using for _, _, using in compiler._cache[grammar].lexers)
+    first, second = User(), User()
+    assert compiler.lease(grammar, first)[1] != compiler.lease(grammar, second)[1]
+    assert len(compiler._cache[grammar].lexers) == 3, "no other was made"
+
+
+def test_a_grammar_that_takes_long_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_module, "_AGAIN", 0.0)
+    compiler = grammar_module.Compiler(lambda: grammar_model.compiler().tokenizer)
+    users = [User() for _ in range(20)]
+    assert len({compiler.lease(Grammar("regex", "[a-f]{3}"), user)[1] for user in users}) == 1
 
 
 def test_what_is_kept_of_grammars_is_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
