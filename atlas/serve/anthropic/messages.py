@@ -39,14 +39,9 @@ PING = event(Ping())
 async def messages(http: Request, service: Service) -> Response:
     """Answer a conversation, streamed or in one piece."""
     serving = service.require()
-    with callers_words():
-        read = partial(_read, serving, MessagesRequest)
-        (request, translation, ignored), size = await serving.frontend.read(http, read)
-    with callers_words(translation):
-        prepared = await prepare(service, serving, translation.chat, size, ignored=ignored)
-    (job,) = prepared.jobs
-    tally = _Tally(job, request.max_tokens)
-    hide_thinking = request.thinking is not None and request.thinking.display == "omitted"
+    asked = await _ask(http, service, serving)
+    job, headers, hide_thinking = asked.job, asked.headers, asked.hide_thinking
+    tally = _Tally(job, asked.max_tokens)
     frame = Message(
         id="msg_" + secrets.token_hex(12),
         model=service.config.model_name,
@@ -58,9 +53,9 @@ async def messages(http: Request, service: Service) -> Response:
     account = account_of(http.scope)
     account.enter_queue(1)
     account.spend(len(job.prompt))
-    if request.stream:
+    if asked.stream:
         stream = _stream(serving, job, frame, tally, account, BlockWriter(hide_thinking=hide_thinking))
-        return EventStream(stream, prepared.headers, end=b"", ping=PING)
+        return EventStream(stream, headers, end=b"", ping=PING)
     events = await unless_gone(http, _collect(serving, job, tally, account))
     stop = tally.stop()
     whole = msgspec.structs.replace(
@@ -70,7 +65,28 @@ async def messages(http: Request, service: Service) -> Response:
         stop_sequence=stop.stop_sequence,
         usage=tally.usage(),
     )
-    return json_response(whole, prepared.headers)
+    return json_response(whole, headers)
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """What is kept of a request while it is answered. Its body and messages are not: an answer takes long."""
+
+    job: Job
+    headers: dict[str, str]
+    max_tokens: int
+    stream: bool
+    hide_thinking: bool
+
+
+async def _ask(http: Request, service: Service, serving: Serving) -> _Asked:
+    with callers_words():
+        read = partial(_read, serving, MessagesRequest)
+        (request, translation, ignored), size = await serving.frontend.read(http, read)
+    with callers_words(translation):
+        prepared = await prepare(service, serving, translation.chat, size, ignored=ignored)
+    (job,) = prepared.jobs
+    hides = request.thinking is not None and request.thinking.display == "omitted"
+    return _Asked(job, prepared.headers, request.max_tokens, bool(request.stream), hides)
 
 
 async def count_tokens(http: Request, service: Service) -> Response:

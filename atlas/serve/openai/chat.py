@@ -26,8 +26,8 @@ from atlas.serve.openai.answers import (
 )
 from atlas.serve.openai.logprobs import chat_logprobs, prompt_logprobs
 from atlas.serve.openai.requests import ChatRequest, parse
-from atlas.serve.openai.respond import respond
-from atlas.serve.service import Service
+from atlas.serve.openai.respond import Asked, respond
+from atlas.serve.service import Service, Serving
 from atlas.tokenizer import Tokenizer
 
 
@@ -100,7 +100,11 @@ def _delta_of(event: Event) -> ChatDelta | None:
 async def chat_completions(http: Request, service: Service) -> Response:
     """Render the conversation with the model's template and answer it."""
     serving = service.require()
+    asked = await _ask(http, service, serving)
+    return await respond(http, service, serving, asked, ChatFormat(serving.frontend.tokenizer))
+
+
+async def _ask(http: Request, service: Service, serving: Serving) -> Asked:
     (request, ignored), size = await serving.frontend.read(http, partial(parse, kind=ChatRequest))
     prepared = await prepare(service, serving, request, size, ignored=ignored)
-    form = ChatFormat(serving.frontend.tokenizer)
-    return await respond(http, service, serving, request, prepared.jobs, form, prepared.headers)
+    return Asked.of(request, prepared.jobs, prepared.headers)

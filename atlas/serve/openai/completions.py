@@ -20,19 +20,20 @@ from atlas.serve.openai.answers import CompletionChoice, CompletionLogprobs, Pro
 from atlas.serve.openai.logprobs import completion_logprobs, prompt_logprobs
 from atlas.serve.openai.prompts import MAX_PROMPTS, encode_prompt, split
 from atlas.serve.openai.requests import CompletionRequest, parse
-from atlas.serve.openai.respond import respond, zip_all
+from atlas.serve.openai.respond import Asked, Pick, respond, zip_all
 from atlas.serve.sampling import SamplingRequest
-from atlas.serve.service import Service
+from atlas.serve.service import Service, Serving
 from atlas.tokenizer import Tokenizer
 
 
 class CompletionFormat:
-    """How text completions are worded."""
+    """How text completions are worded. told: with log-probabilities.  prompt_logprobs: of so many tokens for each of
+    the prompt's."""
 
     id_prefix, object, chunk_object = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(self, tokenizer: Tokenizer, request: CompletionRequest) -> None:
-        self._tokenizer, self._request = tokenizer, request
+    def __init__(self, tokenizer: Tokenizer, *, told: bool, prompt_logprobs: int | None) -> None:
+        self._tokenizer, self._told, self._prompt_logprobs = tokenizer, told, prompt_logprobs
 
     def choice(self, job: Job, whole: Whole) -> CompletionChoice:
         logprobs = self._logprobs(job, whole.logprobs, whole.prompt)
@@ -56,8 +57,7 @@ class CompletionFormat:
         self, job: Job, reported: list[Reported], prompt: list[TokenLogprobs] | None
     ) -> CompletionLogprobs | None:
         n_top = job.sampling.logprobs
-        wanted = self._request.logprobs
-        if n_top is None or wanted is None or wanted is False:  # best_of has asked for its own use
+        if n_top is None or not self._told:  # best_of has asked for its own use
             return None
         echo = job.echo or ""
         entries: list[tuple[int, TokenLogprobs | None, int]] = []
@@ -68,7 +68,7 @@ class CompletionFormat:
         return completion_logprobs(entries, n_top, self._tokenizer)
 
     def _prompt(self, reports: list[TokenLogprobs] | None) -> PromptLogprobs | msgspec.UnsetType:
-        n_top = self._request.prompt_logprobs  # not the job's: an echo may have asked for more
+        n_top = self._prompt_logprobs  # not the job's: an echo may have asked for more
         if reports is None or n_top is None:
             return msgspec.UNSET
         return prompt_logprobs(reports, n_top, self._tokenizer)
@@ -86,6 +86,11 @@ def _offsets(prompt: list[int], text: str, tokenizer: Tokenizer) -> list[int]:
 async def completions(http: Request, service: Service) -> Response:
     """Continue one or several prompts, given as text or as token ids."""
     serving = service.require()
+    asked, form, pick = await _ask(http, service, serving)
+    return await respond(http, service, serving, asked, form, pick)
+
+
+async def _ask(http: Request, service: Service, serving: Serving) -> tuple[Asked, CompletionFormat, Pick]:
     (request, ignored), size = await serving.frontend.read(http, partial(parse, kind=CompletionRequest))
     headers = service.report_ignored(ignored)
     service.check_model(request.model)
@@ -108,9 +113,10 @@ async def completions(http: Request, service: Service) -> Response:
         params = msgspec.structs.replace(sampling.params, grammar=await serving.frontend.grammars.check(wanted))
         sampling = msgspec.structs.replace(sampling, params=params)
     jobs, notes = make_jobs([ids for ids, _ in prompts], sampling, ready.max_context, [echo for _, echo in prompts])
-    form = CompletionFormat(tokenizer, request)
+    told = request.logprobs is not None and request.logprobs is not False
+    form = CompletionFormat(tokenizer, told=told, prompt_logprobs=request.prompt_logprobs)
     pick = partial(best, n=n, of=sampling.n) if sampling.n > n else zip_all
-    return await respond(http, service, serving, request, jobs, form, headers | notes, pick)
+    return Asked.of(request, jobs, headers | notes), form, pick
 
 
 def _with_best_of(request: CompletionRequest, sampling: SamplingRequest) -> SamplingRequest:

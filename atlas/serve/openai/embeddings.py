@@ -6,7 +6,7 @@ import base64
 import math
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -24,7 +24,7 @@ from atlas.serve.generation import failure
 from atlas.serve.http import json_response, unless_gone
 from atlas.serve.openai.prompts import encode_prompt, split
 from atlas.serve.openai.requests import PROMPTS, about
-from atlas.serve.service import Service
+from atlas.serve.service import Service, Serving
 from atlas.serve.telemetry.tracking import Generation
 
 
@@ -74,9 +74,36 @@ class EmbeddingList(msgspec.Struct, frozen=True):
     object: Literal["list"] = "list"
 
 
+class _Asked(msgspec.Struct, frozen=True):
+    """What is kept of a request while it is answered. Its texts are not."""
+
+    prompts: list[list[int]]
+    pooling: Pooling
+    dimensions: int | None
+    base64: bool
+    headers: dict[str, str]
+
+
 async def embeddings(http: Request, service: Service) -> Response:
     """Raises ApiError 501 where the engine's backend cannot do it."""
     serving = service.require()
+    asked = await _ask(http, service, serving)
+    account = account_of(http.scope)
+    account.enter_queue(len(asked.prompts))
+    tokens = sum(map(len, asked.prompts))
+    account.spend(tokens)
+    vectors = await unless_gone(http, _embed(serving.engine, asked, account))
+
+    def answer() -> Response:
+        data = [Embedding(index, _worded(vector, asked)) for index, vector in enumerate(vectors)]
+        usage = EmbeddingUsage(tokens, tokens)
+        return json_response(EmbeddingList(data, service.config.model_name, usage), asked.headers)
+
+    # Words of a vector take about as long as so many bytes of text.
+    return await serving.frontend.run(answer, sum(map(len, vectors)))
+
+
+async def _ask(http: Request, service: Service, serving: Serving) -> _Asked:
     read = partial(parse, kind=EmbeddingRequest, neutral=EMBEDDINGS_REFUSED)
     (request, ignored), body_size = await serving.frontend.read(http, read)
     headers = service.report_ignored(ignored)
@@ -92,24 +119,12 @@ async def embeddings(http: Request, service: Service) -> Response:
     if not size:
         message = f"embeddings: backend {serving.ready.backend} makes none; accepted: a server that runs on a CPU"
         raise ApiError(501, "embeddings_unsupported", message)
-    account = account_of(http.scope)
-    account.enter_queue(len(prompts))
-    tokens = sum(map(len, prompts))
-    account.spend(tokens)
-    pooling: Pooling = request.pooling or "mean"
-    vectors = await unless_gone(http, _embed(serving.engine, prompts, pooling, account))
-
-    def answer() -> Response:
-        data = [Embedding(index, _worded(vector, request)) for index, vector in enumerate(vectors)]
-        usage = EmbeddingUsage(tokens, tokens)
-        return json_response(EmbeddingList(data, service.config.model_name, usage), headers)
-
-    # Words of a vector take about as long as so many bytes of text.
-    return await serving.frontend.run(answer, sum(map(len, vectors)))
+    return _Asked(prompts, request.pooling or "mean", request.dimensions, request.encoding_format == "base64", headers)
 
 
-async def _embed(engine: EngineClient, prompts: Sequence[list[int]], pooling: Pooling, account: Account) -> list[bytes]:
+async def _embed(engine: EngineClient, asked: _Asked, account: Account) -> list[bytes]:
     """The vector of each prompt as the engine says it. Raises ApiError 500, 503."""
+    prompts, pooling = asked.prompts, asked.pooling
     # A mean is over rows of all tokens, which are made for those who want the prompt's log-probabilities.
     sampling = SamplingParams(max_tokens=0, pooling=pooling, prompt_logprobs=0 if pooling == "mean" else None)
     vectors = []
@@ -131,15 +146,15 @@ async def _embed(engine: EngineClient, prompts: Sequence[list[int]], pooling: Po
     return vectors
 
 
-def _worded(vector: bytes, request: EmbeddingRequest) -> list[float] | str:
+def _worded(vector: bytes, asked: _Asked) -> list[float] | str:
     """A vector cut to the dimensions that are wanted, scaled to length 1."""
     values = array("f", vector)
     if sys.byteorder == "big":
         values.byteswap()
-    values = values[: request.dimensions]
+    values = values[: asked.dimensions]
     length = math.sqrt(math.fsum(value * value for value in values)) or 1.0
     scaled = array("f", [value / length for value in values])
-    if request.encoding_format != "base64":
+    if not asked.base64:
         return scaled.tolist()
     if sys.byteorder == "big":
         scaled.byteswap()

@@ -34,6 +34,29 @@ PING = b": still at work\n\n"
 """A comment, which clients skip: a long prompt takes a while, and an argument of a call is told when it is whole."""
 
 
+Pick = Callable[[Sequence[Job], Sequence[Whole]], Sequence[tuple[Job, Whole]]]
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What is kept of a request while it is answered. Its body and messages are not: an answer takes long.
+
+    jobs: the sequences.  headers: for the response.  stream: in pieces, with these options.
+    """
+
+    jobs: Sequence[Job]
+    headers: dict[str, str]
+    stream: bool
+    options: StreamOptions | None
+
+    @classmethod
+    def of(cls, request: ChatRequest | CompletionRequest, jobs: Sequence[Job], headers: dict[str, str]) -> Asked:
+        """Raises ApiError 400 for an option of streams that is not supported."""
+        options = request.stream_options
+        if options is not None and options.include_obfuscation:
+            raise unsupported("stream_options.include_obfuscation", "true")
+        return cls(jobs, headers, bool(request.stream), options)
+
+
 class Format(Protocol):
     """How one endpoint words its answers."""
 
@@ -57,21 +80,18 @@ async def respond(
     http: Request,
     service: Service,
     serving: Serving,
-    request: ChatRequest | CompletionRequest,
-    jobs: Sequence[Job],
+    asked: Asked,
     form: Format,
-    headers: dict[str, str],
-    pick: Callable[[Sequence[Job], Sequence[Whole]], Sequence[tuple[Job, Whole]]] = zip_all,
+    pick: Pick = zip_all,
 ) -> Response:
     """Run the jobs and answer, streamed or in one piece.
 
     pick: which of the finished jobs an answer in one piece consists of, if not all.
     """
-    if request.stream_options is not None and request.stream_options.include_obfuscation:
-        raise unsupported("stream_options.include_obfuscation", "true")
+    jobs, headers = asked.jobs, asked.headers
     frame: Answer[Any] = Answer(
         id=form.id_prefix + secrets.token_hex(12),
-        object=form.chunk_object if request.stream else form.object,
+        object=form.chunk_object if asked.stream else form.object,
         created=int(time.time()),
         model=service.config.model_name,
         system_fingerprint=serving.fingerprint,
@@ -80,8 +100,8 @@ async def respond(
     account = account_of(http.scope)
     account.enter_queue(len(jobs))
     account.spend(_prompt_tokens(jobs))
-    if request.stream:
-        events = _events(serving, jobs, form, frame, request.stream_options, account)
+    if asked.stream:
+        events = _events(serving, jobs, form, frame, asked.options, account)
         return EventStream(events, headers, ping=PING)
     tokenizer = serving.frontend.tokenizer
     wholes = await unless_gone(http, collect(serving.engine, tokenizer, jobs, account))

@@ -15,12 +15,13 @@ from atlas.serve.access.auth import ANONYMOUS, CLIENT
 from atlas.serve.access.limits import Account, account_of
 from atlas.serve.chat_generation import Prepared, prepare
 from atlas.serve.errors import ApiError, invalid, unsupported
-from atlas.serve.http import EventStream, json_response, unless_gone
+from atlas.serve.http import MAX_BODY, EventStream, json_response, unless_gone
 from atlas.serve.openai.response_events import StreamEvent, obfuscated
 from atlas.serve.openai.response_store import Record
 from atlas.serve.openai.responses_background import EventLog, Run
 from atlas.serve.openai.responses_conversation import PREVIOUS, Conversation
 from atlas.serve.openai.responses_items import (
+    InputItem,
     Item,
     ItemReference,
     MessageItem,
@@ -29,7 +30,7 @@ from atlas.serve.openai.responses_items import (
     complete,
     items_of,
 )
-from atlas.serve.openai.responses_making import Making
+from atlas.serve.openai.responses_making import Input, Making
 from atlas.serve.openai.responses_objects import InputItemList, InputTokenCount, ResponseDeleted
 from atlas.serve.openai.responses_request import INCLUDABLE, LOGPROBS, SEALED, ResponseRequest, chat_request, parse
 from atlas.serve.openai.responses_truncation import fit
@@ -46,35 +47,48 @@ class _Stored(msgspec.Struct):
 
 
 class _Asked(msgspec.Struct):
-    """A request that was read and found to be right. items: its own.  history: the responses that it continues."""
+    """A request that was read and found to be right. given: its own items.  history: the responses that it
+    continues."""
 
     request: ResponseRequest
     prepared: Prepared
-    items: list[Item]
+    given: Input
     history: list[Record]
+
+
+class _Answered(msgspec.Struct):
+    """What is kept of a request while it is answered. Its body and messages are not: an answer takes long.
+
+    stream: in pieces; hides: of random length.
+    """
+
+    making: Making
+    headers: dict[str, str]
+    background: bool
+    stream: bool
+    hides: bool
 
 
 async def create_response(http: Request, service: Service) -> Response:
     """Answer the input, after the conversation that it continues."""
     serving, client = service.require(), _client(http)
-    asked = await _ask(http, service, serving, client)
-    request, prepared = asked.request, asked.prepared
-    making = Making(service, serving, client, request, prepared, asked.items, asked.history)
-    account = account_of(http.scope)
-    if request.background:
-        run = _begin(service, client, making, account.outlive(), logs=bool(request.stream))
+    answered = await _begin(http, service, serving, client)
+    making, headers, account = answered.making, answered.headers, account_of(http.scope)
+    if answered.background:
+        opening = making.writer.begin(queued=True)
+        log = EventLog(await making.encoded(opening)) if answered.stream else None
+        run = _go_on(service, client, making, account.outlive(), log)
         if run.log is not None:
-            return EventStream(run.log.follow(-1), prepared.headers, end=b"", first_event=0)
-        return _json(run.record.response, prepared.headers)
+            return EventStream(run.log.follow(-1), headers, end=b"", first_event=0)
+        return _json((await run.recorded()).response, headers)
     account.enter_queue(1)
     account.spend(making.prompt_tokens)
-    if request.stream:
-        hides = bool(request.stream_options and request.stream_options.include_obfuscation)
-        return EventStream(_stream(making, account, hides=hides), prepared.headers, end=b"", first_event=0)
+    if answered.stream:
+        return EventStream(_stream(making, account, hides=answered.hides), headers, end=b"", first_event=0)
     await unless_gone(http, _finish(making, account))
     record = await making.recorded()
     await making.keep(record)
-    return _json(record.response, prepared.headers)
+    return _json(record.response, headers)
 
 
 async def count_input_tokens(http: Request, service: Service) -> Response:
@@ -120,7 +134,7 @@ async def cancel_response(http: Request, service: Service) -> Response:
     client, response_id = _client(http), http.path_params["response_id"]
     if (run := service.background.find(client, response_id)) is not None:
         await run.cancel()
-        return _json(run.record.response)
+        return _json((await run.recorded()).response)
     _, record = await _find(service, client, response_id)
     if not msgspec.json.decode(record.response, type=_Stored).background:
         message = f"response {response_id[:80]!r} was not created with background: true, so it cannot be cancelled"
@@ -158,39 +172,60 @@ async def list_input_items(http: Request, service: Service) -> Response:
 
 
 async def _ask(http: Request, service: Service, serving: Serving, client: str) -> _Asked:
-    """Read a request and everything that it refers to. Raises ApiError 400 and 404."""
-    (request, ignored), body_size = await serving.frontend.read(http, parse)
+    """Read a request and everything that it refers to. Raises ApiError 400, 404 and 413."""
+    frontend, account = serving.frontend, account_of(http.scope)
+    (request, ignored), body_size = await frontend.read(http, parse)
     history = await _history(service, client, request.previous_response_id)
-    resolved = await _resolve(service, client, request)
-    size = body_size + sum(len(record.input) + len(record.response) for record in history)
-    template = serving.frontend.template
-    knows_developer = template is not None and template.knows_developer
+    named = await frontend.run(partial(_named, request), body_size)
+    records = {record.id: record for name in named if (record := await service.responses.find_item(client, name))}
+    size = body_size + _bytes(history)
+    _check_size(PREVIOUS, size)
+    looked_up = _bytes(records.values())
+    _check_size("input", size + looked_up)
+    account.hold(size + looked_up)
 
-    def converse() -> tuple[list[Item], Conversation]:
-        items, conversation = list(map(complete, resolved)), Conversation()
+    def converse() -> tuple[Input, Conversation]:
+        items, whole = _resolve(request, records.values(), size)
+        items, conversation = list(map(complete, items)), Conversation()
         for record in history:
             conversation.extend(_items(record), PREVIOUS)
         where = "input" if isinstance(request.input, str) else [f"input[{n}]" for n in range(len(items))]
         conversation.extend(items, where)
         if request.instructions is not None:
-            conversation.instruct(request.instructions, knows_developer=knows_developer)
-        return items, conversation
+            template = frontend.template
+            conversation.instruct(
+                request.instructions, knows_developer=template is not None and template.knows_developer
+            )
+        return Input.of(items, whole), conversation
+
+    given, conversation = await frontend.run(converse, size + looked_up)
+    account.hold(given.size)
 
     async def prepared_of(conversation: Conversation) -> Prepared:
-        chat, names = await serving.frontend.run(partial(chat_request, request, conversation), size)
-        return await prepare(service, serving, chat, size, ignored=ignored, fields=names)
+        chat, names = await frontend.run(partial(chat_request, request, conversation), given.size)
+        return await prepare(service, serving, chat, given.size, ignored=ignored, fields=names)
 
-    items, conversation = await serving.frontend.run(converse, size)
     if request.truncation == "auto":
         # Without a wish of the client's, an answer of some length must have room.
         room = request.max_output_tokens or serving.ready.max_context // 8
         prepared = await fit(conversation, prepared_of, room)
     else:
         prepared = await prepared_of(conversation)
-    return _Asked(request, prepared, items, history)
+    return _Asked(request, prepared, given, history)
 
 
-def _begin(service: Service, client: str, making: Making, account: Account, *, logs: bool) -> Run:
+async def _begin(http: Request, service: Service, serving: Serving, client: str) -> _Answered:
+    """Read a request, and have what it asks for ready to be made. Raises ApiError."""
+    asked = await _ask(http, service, serving, client)
+    request, prepared = asked.request, asked.prepared
+    making = await serving.frontend.run(
+        lambda: Making(service, serving, client, request, prepared, asked.given, asked.history), asked.given.size
+    )
+    hides = bool(request.stream_options and request.stream_options.include_obfuscation)
+    return _Answered(making, prepared.headers, bool(request.background), bool(request.stream), hides)
+
+
+def _go_on(service: Service, client: str, making: Making, account: Account, log: EventLog | None) -> Run:
     """Start making a response in the background. Raises ApiError 429 where too many wait."""
     try:
         account.enter_queue(1)
@@ -198,7 +233,7 @@ def _begin(service: Service, client: str, making: Making, account: Account, *, l
         account.close()
         raise
     account.spend(making.prompt_tokens)
-    run = Run(making, account, service.config.request_timeout, logs=logs)
+    run = Run(making, account, service.config.request_timeout, log)
     service.background.start(client, run)
     return run
 
@@ -249,34 +284,51 @@ async def _history(service: Service, client: str, response_id: str | None) -> li
     return history
 
 
-async def _resolve(service: Service, client: str, request: ResponseRequest) -> list[Item]:
-    """The request's items, with those looked up that it only names: references, and reasoning that a client keeps
-    without its text."""
+def _named(request: ResponseRequest) -> list[str]:
+    """The ids of items that may have to be looked up: references, and reasoning that a client keeps without its
+    text."""
     if isinstance(request.input, str):
-        return [MessageItem(role="user", content=request.input)]
-    known: dict[str | None, Item] = {}  # of the records that had to be looked into
+        return []
+    return list(dict.fromkeys(item.id for item in request.input if _is_named(item) and item.id is not None))
 
-    async def stored(item_id: str) -> Item | None:
-        if item_id not in known and (record := await service.responses.find_item(client, item_id)) is not None:
-            known.update((item.id, item) for item in _items(record))
-        return known.get(item_id)
 
+def _is_named(item: InputItem) -> bool:
+    return isinstance(item, ItemReference) or (isinstance(item, ReasoningItem) and item.is_bare)
+
+
+def _resolve(request: ResponseRequest, records: Iterable[Record], size: int) -> tuple[list[Item], int]:
+    """The request's items, those that it only names taken from `records`, and the bytes of all of it, of which it has
+    `size` without those. Raises ApiError 404, and 413 where a few names stand for more than a body may have."""
+    if isinstance(request.input, str):
+        return [MessageItem(role="user", content=request.input)], size
+    known = {item.id: item for record in records for item in _items(record)}
+    sizes: dict[str | None, int] = {}
     items: list[Item] = []
     for position, item in enumerate(request.input):
-        if isinstance(item, ItemReference):
-            found = await stored(item.id)
-            if found is None:
-                where = f"input[{position}].id"
-                message = (
-                    f"{where}: there is no item {item.id[:80]!r}, or it is not kept any more; send the item itself"
-                )
-                raise ApiError(404, "item_not_found", message, where)
+        found = known.get(item.id) if _is_named(item) else None
+        if found is not None:
+            if item.id not in sizes:
+                sizes[item.id] = len(msgspec.json.encode(found))
+            size += sizes[item.id]
+            _check_size(f"input[{position}]", size)
             items.append(found)
-        elif isinstance(item, ReasoningItem) and item.is_bare and item.id is not None:
-            items.append(await stored(item.id) or item)
+        elif isinstance(item, ItemReference):
+            where = f"input[{position}].id"
+            message = f"{where}: there is no item {item.id[:80]!r}, or it is not kept any more; send the item itself"
+            raise ApiError(404, "item_not_found", message, where)
         else:
             items.append(item)
-    return items
+    return items, size
+
+
+def _bytes(records: Iterable[Record]) -> int:
+    return sum(len(record.input) + len(record.response) for record in records)
+
+
+def _check_size(where: str, size: int) -> None:
+    if size > MAX_BODY:
+        message = f"{where}: with all that the request refers to it has {size} bytes; accepted: at most {MAX_BODY}"
+        raise ApiError(413, "request_too_large", message, where)
 
 
 def _items(record: Record) -> list[Item]:
@@ -287,7 +339,7 @@ def _items(record: Record) -> list[Item]:
 async def _find(service: Service, client: str, response_id: str) -> tuple[Run | None, Record]:
     """A response of this client, and what makes it if it has not ended. Raises ApiError 404."""
     if (run := service.background.find(client, response_id)) is not None:
-        return run, run.record
+        return run, await run.recorded()
     record = await service.responses.get(client, response_id)
     if record is None:
         raise _not_found(response_id)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from atlas.serve.access.limits import Account
 from atlas.serve.errors import ApiError
-from atlas.serve.openai.response_events import StreamEvent, encode
+from atlas.serve.openai.response_events import StreamEvent
 from atlas.serve.openai.response_store import Record
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class EventLog:
         position = after + 1
         while True:
             self.check(position - 1)
-            fresh = [self.events[place] for place in range(position - self.first, len(self.events))]
+            # Of a deque, the nearer end is at hand, the middle is not.
+            fresh = list(islice(reversed(self.events), max(0, self.first + len(self.events) - position)))[::-1]
             if fresh:
                 position += len(fresh)
                 yield b"".join(fresh)
@@ -67,24 +69,19 @@ class EventLog:
 class Run:
     """A response in the background. `log` is None unless the request asked for a stream."""
 
-    def __init__(self, making: Making, account: Account, timeout: float | None, *, logs: bool) -> None:
-        """timeout: seconds that it may take; None: as long as it takes."""
-        self.making = making
-        self.log = EventLog() if logs else None
+    def __init__(self, making: Making, account: Account, timeout: float | None, log: EventLog | None) -> None:
+        """timeout: seconds that it may take; None: as long as it takes.  log: with what `making` has said so far."""
+        self.making, self.log = making, log
         self._account, self._timeout = account, timeout
         self._task: asyncio.Task[None] | None = None
         self._closing = False
 
-    @property
-    def record(self) -> Record:
+    async def recorded(self) -> Record:
         """The response as it is now."""
-        return self.making.record()
+        return await self.making.recorded()
 
     def start(self, ended: Callable[[], None]) -> None:
         """Begin. ended: called when the response is in the store."""
-        opening = self.making.writer.begin(queued=True)
-        if self.log is not None:
-            self.log.add(map(encode, opening))
         self._task = asyncio.create_task(self._work(ended))
 
     async def cancel(self) -> None:

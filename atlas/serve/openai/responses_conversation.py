@@ -32,12 +32,16 @@ class Conversation:
         self.messages: list[ChatMessage] = []
         self.where: list[str] = []  # for each message the field that it comes from
         self._turn: ChatMessage | None = None  # the assistant's, which may go on
+        # Its texts, which are joined when there are no more: each time would take hours for 100,000 items.
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
         self._calls: set[str] = set()
 
     def extend(self, items: Iterable[Item], where: Sequence[str] | str) -> None:
         """where: what errors call the items; one name for all, or one for each. Raises ApiError 400."""
         for position, item in enumerate(items):
             self._add(item, where if isinstance(where, str) else where[position])
+        self._join()
 
     def instruct(self, instructions: str, *, knows_developer: bool) -> None:
         """Put `instructions` before all. Templates take one system message at the beginning, so those that begin the
@@ -72,18 +76,18 @@ class Conversation:
             case MessageItem(role="assistant"):
                 text = _text_of(item)
                 turn = self._turn
-                if turn is None or (turn.content is not None and not turn.tool_calls):
-                    turn = self._begin(where)
-                turn.content = text if turn.content is None else f"{turn.content}{text}"
+                if turn is None or (self._content and not turn.tool_calls):
+                    self._begin(where)
+                self._content.append(text)
             case MessageItem():
                 self._append(ChatMessage(item.role, _text_of(item)), where)
             case ReasoningItem():
                 if not (text := _reasoning_of(item, where)):
                     return
                 turn = self._turn
-                if turn is None or not (turn.tool_calls or (turn.content is None and turn.reasoning_content is None)):
-                    turn = self._begin(where)
-                turn.reasoning_content = (turn.reasoning_content or "") + text
+                if turn is None or not (turn.tool_calls or not (self._content or self._reasoning)):
+                    self._begin(where)
+                self._reasoning.append(text)
             case FunctionCallItem():
                 turn = self._turn or self._begin(where)
                 call = ToolCall(FunctionCall(item.name, item.arguments), item.call_id)
@@ -104,8 +108,18 @@ class Conversation:
         self._turn = turn
         return turn
 
+    def _join(self) -> None:
+        """Make the open turn's texts one each."""
+        if self._turn is not None and self._content:
+            self._turn.content = "".join(self._content)
+            self._content = [self._turn.content]
+        if self._turn is not None and self._reasoning:
+            self._turn.reasoning_content = "".join(self._reasoning)
+            self._reasoning = [self._turn.reasoning_content]
+
     def _append(self, message: ChatMessage, where: str) -> None:
-        self._turn = None
+        self._join()
+        self._turn, self._content, self._reasoning = None, [], []
         self.messages.append(message)
         self.where.append(where)
 

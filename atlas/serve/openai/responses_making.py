@@ -35,12 +35,26 @@ from atlas.serve.telemetry import tracking
 logger = logging.getLogger("atlas.serve")
 
 _BYTES_PER_LOGPROBS = 50
-_BYTES_PER_ITEM = 10
-"""A token's log-probabilities, or an item of the input, are as much work to encode as so many bytes of a request."""
+_BYTES_ENCODED = 16
+"""A token's log-probabilities are as much work to encode as so many bytes of a request; and so many of what a request
+has, which its response repeats, as one."""
 
 T = TypeVar("T")
 
 _encoder = msgspec.json.Encoder()
+
+
+class Input(msgspec.Struct, frozen=True):
+    """The items of a request as the store keeps them: their JSON, and their ids. size: of all that was asked, bytes."""
+
+    json: bytes
+    ids: tuple[str, ...]
+    size: int
+
+    @classmethod
+    def of(cls, items: Sequence[Item], size: int) -> Input:
+        """items: complete. Blocks: see `Frontend.run`."""
+        return cls(_encoder.encode(items), tuple([item.id for item in items if item.id is not None]), size)
 
 
 class Making:
@@ -53,13 +67,13 @@ class Making:
         client: str,
         request: ResponseRequest,
         prepared: Prepared,
-        items: Sequence[Item],
+        given: Input,
         history: Sequence[Record],
     ) -> None:
-        """items: those of the request, complete.  history: the responses that this one continues, oldest first."""
+        """history: the responses that this one continues, oldest first. Blocks: see `Frontend.run`."""
         (self._job,) = prepared.jobs
         self._serving, self._store, self._client = serving, service.responses, client
-        self._kept, self._items, self.history = request.kept, items, history
+        self._kept, self._given, self.history = request.kept, given, history
         opening = _opening(service.config.model_name, request, self._job.sampling)
         sealed = SEALED in (request.include or ())
         self.writer = ResponseWriter(opening, summary=request.summarised, sealed=sealed)
@@ -106,34 +120,34 @@ class Making:
             await self._store.put(self._client, record, self.history)
 
     async def encoded(self, events: Iterable[StreamEvent]) -> list[bytes]:
-        """Events as they go over the wire. The last ones, which have the whole answer, are worded in a thread where
-        that would stall others."""
+        """Events as they go over the wire. The first, which repeat the request, and the last, which have the whole
+        answer, are worded in a thread where that would stall others."""
 
         def work() -> list[bytes]:
             return [encode(event) for event in events]
 
-        return await self._run(work) if self.ended else work()
+        return await self._run(work) if self.ended or not self._tokens else work()
 
     async def recorded(self, events: Iterable[bytes] = (), first_event: int = 0) -> Record:
-        """As `record`, in a thread where it would stall others."""
-        return await self._run(lambda: self.record(events, first_event))
+        """The response as it is now, for the store. events: those of its stream, from the number `first_event` on."""
+        response = self.writer.response  # is replaced, never changed, while a thread words it
 
-    def record(self, events: Iterable[bytes] = (), first_event: int = 0) -> Record:
-        """The response as it is now, for the store."""
-        response = self.writer.response
-        ids = [item.id for item in (*self._items, *response.output) if item.id is not None]
-        return Record(
-            response.id,
-            _encoder.encode(response),
-            _encoder.encode(self._items),
-            tuple(ids),
-            response.previous_response_id,
-            tuple(events),
-            first_event,
-        )
+        def work() -> Record:
+            ids = tuple([item.id for item in response.output if item.id is not None])
+            return Record(
+                response.id,
+                _encoder.encode(response),
+                self._given.json,
+                self._given.ids + ids,
+                response.previous_response_id,
+                tuple(events),
+                first_event,
+            )
+
+        return await self._run(work)
 
     async def _run(self, work: Callable[[], T]) -> T:
-        size = _BYTES_PER_LOGPROBS * self._reported + _BYTES_PER_ITEM * len(self._items)
+        size = _BYTES_PER_LOGPROBS * self._reported + self._given.size // _BYTES_ENCODED
         return await self._serving.frontend.run(work, size)
 
     def _take(self, delta: Delta) -> list[StreamEvent]:
