@@ -4,6 +4,7 @@ thinking, and its grammar. And the masks of a step's rows."""
 from __future__ import annotations
 
 from collections.abc import Sequence as List
+from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -14,7 +15,12 @@ from atlas.runtime.backend import Array
 if TYPE_CHECKING:
     import llguidance
 
-_FAULT = "the grammar cannot be followed"
+_MASK_SECONDS, _USUAL = 0.15, 0.003
+"""Processor time that the masks of one sequence may take, as far as each takes more than is usual: a schema's, of
+hundreds of members too, takes 2 ms at most and mostly a hundredth of that. Only an ambiguous grammar, which has ever
+more ways to read its text, takes more, and all other sequences of a step wait for it."""
+_SLOW, _SLOW_ROW = 0.01, 0.00025
+"""Seconds, and for each row, after which the rows of the next step are timed one by one."""
 
 
 class TokenConstraint(Protocol):
@@ -68,6 +74,7 @@ class Constraint:
         self._closed = 0 if thinking is None or not (thinking.inside or thinking.begin) else None
         self._at_first = (self._opened, self._closed)
         self._stopped = False  # the last token is a stop token, of which the matcher knows nothing
+        self._charged = 0.0
         self.finished = False
         self.fault = ""
 
@@ -98,7 +105,7 @@ class Constraint:
         matcher = self._matcher
         assert matcher is not None
         if matcher.is_error():
-            self.fault = _fault(matcher)
+            self.fault = self.fault or _fault(matcher)
         accepting = matcher.is_accepting()
         if accepting and self._end_token is not None:
             _clear(row, (self._end_token,))
@@ -110,9 +117,16 @@ class Constraint:
             if accepting:
                 self.finished = True
             elif not self.fault:
-                self.fault = f"{_FAULT}: no token of the vocabulary goes on with its text"
+                self.fault = "no token of the vocabulary goes on with its text"
         if self.finished or self.fault:
             row[:] = 0xFFFFFFFF  # whatever is sampled is dropped
+
+    def charge(self, seconds: float) -> None:
+        """Its mask has taken so much processor time."""
+        self._charged += max(0.0, seconds - _USUAL)
+        if self._charged > _MASK_SECONDS:
+            took = f"the last token's choices took {seconds * 1000:.0f} ms to find"
+            self.fault = f"it is too ambiguous, {took}; accepted: a grammar with few ways to read a text"
 
     # ---- TokenConstraint -----------------------------------------------------------------------
 
@@ -210,7 +224,7 @@ class Constraint:
 
 
 def _fault(matcher: llguidance.LLMatcher) -> str:
-    return f"{_FAULT}: {' '.join(matcher.get_error().replace('<non-verbose/>', '').split())}"
+    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
 
 
 class Masks:
@@ -218,6 +232,7 @@ class Masks:
 
     def __init__(self) -> None:
         self._executor: llguidance.LLExecutor | None = None
+        self._slow = False  # the last time
 
     def fill(self, rows: Array, constraints: List[Constraint | None], vocab: int) -> None:
         """Write the mask of each row: uint32 [len(constraints), ceil(vocab / 32)]. Rows without a constraint are left.
@@ -235,15 +250,21 @@ class Masks:
             return
         width = -(-vocab // 32)
         words = rows if rows.shape[1] == width else np.empty((len(constraints), width), np.uint32)
-        if len(matching) == 1:
-            ((matcher, index),) = matching
-            matcher.unsafe_compute_mask_ptr(words[index].ctypes.data, words[index].nbytes)
+        began = perf_counter()
+        if len(matching) == 1 or self._slow:
+            for matcher, index in matching:
+                used = thread_time()  # and not the clock: others may have the processor
+                matcher.unsafe_compute_mask_ptr(words[index].ctypes.data, words[index].nbytes)
+                constraint = constraints[index]
+                assert constraint is not None
+                constraint.charge(thread_time() - used)
         else:
             if self._executor is None:
                 import llguidance
 
                 self._executor = llguidance.LLExecutor()
             self._executor.unsafe_compute_mask_ptr(matching, words.ctypes.data, words[0].nbytes, len(words))
+        self._slow = perf_counter() - began > _SLOW + _SLOW_ROW * len(matching)
         for _, index in matching:
             constraint = constraints[index]
             assert constraint is not None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 
+from atlas.engine.compilations import Compilations
 from atlas.engine.constraint import Constraint, Masks
 from atlas.engine.grammar import Compiler
 from atlas.engine.kv_cache import BlockPool
@@ -69,9 +70,7 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._submitted: deque[_Step] = deque()
         self._compiler, self._masks = compiler, Masks()
-        self._compiling: dict[Sequence, Future[Constraint]] = {}
-        # Started when first used. A grammar that takes long to compile keeps no mask waiting.
-        self._compile = ThreadPoolExecutor(2, thread_name_prefix="atlas-grammar")
+        self._compilations = Compilations(self._constraint)
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="atlas-masks")
 
     @property
@@ -104,7 +103,7 @@ class Engine:
         sequence = Sequence(request_id, len(prompt), list(prompt), sampling)
         self._sequences[request_id] = sequence
         if sampling.grammar is not None:
-            self._compiling[sequence] = self._compile.submit(self._constraint, sequence)
+            self._compilations.add(sequence)
             return
         if sampling.thinking is not None and sampling.thinking.budget is not None:
             sequence.constraint = Constraint(sampling)
@@ -121,15 +120,12 @@ class Engine:
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return
-        compiling = self._compiling.pop(sequence, None)
-        if compiling is None:
+        if not self._compilations.drop(sequence):
             self.scheduler.remove(sequence)
-        else:
-            compiling.cancel()  # what nobody waits for keeps no other grammar waiting
 
     def step(self) -> list[SequenceOutput]:
         """Submit the next step, if there is one, and return what the oldest one produced once enough are in flight."""
-        outputs = self._compiled() if self._compiling else []
+        outputs = self._compiled() if self._compilations else []
         began = perf_counter()
         plan = self.scheduler.schedule(drained=not self._submitted)
         if plan is not None and plan.chunks:
@@ -138,27 +134,25 @@ class Engine:
                 return outputs
         if self._submitted:
             return outputs + self._collect()
-        if self._compiling and not outputs:
-            wait(self._compiling.values(), _COMPILE_WAIT, FIRST_COMPLETED)
+        if self._compilations and not outputs:
+            self._compilations.wait(_COMPILE_WAIT)
         return outputs
 
     def _compiled(self) -> list[SequenceOutput]:
         """Queue the sequences whose grammars are compiled; those whose cannot be end."""
         outputs = []
-        for sequence, future in [item for item in self._compiling.items() if item[1].done()]:
-            del self._compiling[sequence]
-            if (fault := future.exception()) is None:
-                sequence.constraint = future.result()
+        for sequence, result in self._compilations.collect():
+            if isinstance(result, Constraint):
+                sequence.constraint = result
                 self.scheduler.add(sequence)
                 continue
-            error = str(fault)
-            if not isinstance(
-                fault, AtlasError
-            ):  # not a grammar that is none: the library gave up, or ran out of memory
-                _log.error("a grammar could not be compiled", exc_info=fault)
-                error = f"the grammar could not be compiled ({type(fault).__name__})"
+            error, by_grammar = str(result), isinstance(result, RequestError)
+            if not isinstance(result, AtlasError):  # the library gave up, or ran out of memory
+                _log.error("a grammar could not be compiled", exc_info=result)
+                error = f"the grammar could not be compiled ({type(result).__name__})"
             del self._sequences[sequence.request_id]
-            outputs.append(SequenceOutput(sequence.request_id, [], "error", error))
+            self._work.grammar_errors += by_grammar
+            outputs.append(SequenceOutput(sequence.request_id, [], "error", error, by_grammar=by_grammar))
         return outputs
 
     def _submit(self, plan: Plan, began: float) -> list[SequenceOutput]:
@@ -201,7 +195,10 @@ class Engine:
     def _mask_rows(self, rows: LogitRows) -> Array:
         """The masks of a step, all of whose sequences' tokens are known."""
         vocab = 0 if self._compiler is None or not self._compiler.ready else self._compiler.tokenizer.vocab_size
-        return token_masks(rows.masked, self.runner.config.shape.vocab_size, self._masks, vocab)
+        began = perf_counter()
+        masks = token_masks(rows.masked, self.runner.config.shape.vocab_size, self._masks, vocab)
+        self._work.masks += perf_counter() - began
+        return masks
 
     def _collect(self) -> list[SequenceOutput]:
         """Wait for the oldest step. What it brings to a request that has ended meanwhile is dropped."""
@@ -253,8 +250,13 @@ class Engine:
         sequence.started = sequence.started or perf_counter()
 
     def _fail(self, sequence: Sequence, error: str, *, by_grammar: bool = False) -> SequenceOutput:
-        """End a sequence that cannot go on."""
+        """End a sequence that cannot go on. by_grammar: what is wrong is that of the request."""
         self._finish(sequence)
+        if by_grammar and (grammar := sequence.sampling.grammar) is not None:
+            self._work.grammar_errors += 1
+            begin = " ".join(grammar.text.split())
+            named = grammar.syntax + f" {begin[:60]}{'...' * (len(begin) > 60)}" * bool(begin)
+            error = f"the grammar ({named}) cannot be followed: {error}"
         return SequenceOutput(sequence.request_id, [], "error", error, by_grammar=by_grammar)
 
     def _append(
@@ -314,7 +316,7 @@ class Engine:
         """A snapshot between two steps."""
         return Stats(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
+            waiting=len(self.scheduler.waiting) + len(self._compilations),
             free_blocks=self.pool.free,
             total_blocks=self.pool.total,
             steps=self.steps,

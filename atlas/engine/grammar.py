@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
 MAX_TEXT_BYTES = 256 << 10
 MAX_CHOICES = 10_000
-CACHED, CACHED_CHARACTERS = 128, 1 << 20
+CACHED, CACHED_CHARACTERS = 32, 1 << 20
 """Compiled grammars that are kept, the last used ones, and characters of their texts: compiled, one takes about 60
-times as many bytes."""
+times as many bytes. What is followed adds to that: up to 50 MB, where a grammar is made to have as many states as it
+may."""
 
 _CROWD, _AGAIN = 4, 0.05
 """Sequences that share a lexer before another one is made, and the seconds that this may take. Masks of 30 us would
@@ -63,9 +64,9 @@ _JSON: Any = {"whitespace_pattern": WHITESPACE, "lenient": False}
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,  # about 50,000 are spent in a millisecond
     "step_lexer_fuel": 200_000,
-    "step_max_items": 50_000,
+    "step_max_items": 20_000,
     "max_items_in_row": 2_000,
-    "max_lexer_states": 50_000,  # of 1 to 2 KB each
+    "max_lexer_states": 50_000,  # of 0.2 to 1 KB each
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
@@ -301,7 +302,10 @@ def _alternatives(text: str) -> str:
         raise RequestError("grammar", repr(text)[:60], "a JSON array of at least one string")
     if len(choices) > MAX_CHOICES:
         raise RequestError("grammar", f"{len(choices)} choices", f"at most {MAX_CHOICES}")
-    return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
+    words = [json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices) if choice]
+    # One word of the language, and no rules: thousands would be too many to follow at once.
+    start = " | ".join(["CHOICE"] * bool(words) + ['""'] * ("" in choices))
+    return f"start: {start}\n" + (f"CHOICE: {' | '.join(words)}" if words else "")
 
 
 def _one_line(text: str) -> str:

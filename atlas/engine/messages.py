@@ -158,6 +158,8 @@ class Work(msgspec.Struct, frozen=True):
     steps_by_rows, steps_by_sequences: entry i counts the steps that had at most 2^i of them, and more than 2^(i-1).
     schedule, submit, wait, output: seconds. Of deciding and describing steps; of handing them to the backend (on a CPU
         that computes them); of waiting for the device; of what their tokens mean for the requests.
+    masks: seconds of making masks, of grammars and others, beside the forward pass where the device works by itself.
+    grammar_errors: requests that ended because their grammar could not be followed.
     """
 
     rows: int = 0
@@ -168,10 +170,15 @@ class Work(msgspec.Struct, frozen=True):
     submit: float = 0.0
     wait: float = 0.0
     output: float = 0.0
+    masks: float = 0.0
+    grammar_errors: int = 0
 
 
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
-    """A snapshot between two steps; `steps`, `preemptions` and `work` count from the beginning."""
+    """A snapshot between two steps; `steps`, `preemptions` and `work` count from the beginning.
+
+    waiting: for a place, or for their grammar to be compiled.
+    """
 
     running: int
     waiting: int

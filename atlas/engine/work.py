@@ -12,7 +12,8 @@ class WorkCount:
     """Running sums of `Work`; its fields say what they are."""
 
     def __init__(self) -> None:
-        self.schedule = self.wait = self.output = 0.0
+        self.schedule = self.wait = self.output = self.masks = 0.0
+        self.grammar_errors = 0
         self._submit = 0.0
         self._rows = self._sequences = 0
         self._by_rows, self._by_sequences = [0] * SIZES, [0] * SIZES
@@ -36,4 +37,6 @@ class WorkCount:
             self._submit,
             self.wait,
             self.output,
+            self.masks,
+            self.grammar_errors,
         )

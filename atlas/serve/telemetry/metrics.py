@@ -183,6 +183,13 @@ def engine_series(up: bool, ready: Ready | None, stats: Stats | None) -> list[Se
         ),
         Number("steps_total", "Steps of the engine.").put(stats.steps),
         seconds,
+        Number(
+            "mask_seconds_total",
+            "Time in which masks (of grammars above all) were made: beside the forward pass, where a GPU makes that.",
+        ).put(work.masks),
+        Number("grammar_errors_total", "Requests that ended because their grammar could not be followed.").put(
+            work.grammar_errors
+        ),
         _sizes("iteration_tokens_total", "Tokens computed in one step.", work.steps_by_rows, work.rows),
         _sizes("iteration_requests", "Requests in one step: the batch.", work.steps_by_sequences, work.sequences),
     ]
