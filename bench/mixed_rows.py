@@ -297,7 +297,7 @@ def replayed(runner: Runner, rows: int, kind: str, steps: int = 40) -> float:
     return (time.perf_counter() - started) / steps * 1e3
 
 
-def costs(engine: Engine, counts: list[int], tokens: int, rounds: int) -> dict[str, Any]:
+def costs(engine: Engine, counts: list[int], tokens: int, rounds: int, only: list[str]) -> dict[str, Any]:
     """By rows and by what they ask for: replayed ms, the engine's median ms, and where its host spent a step."""
     runner, rng = engine.runner, np.random.default_rng()
     vocab, found = runner.config.shape.vocab_size, {}
@@ -313,6 +313,7 @@ def costs(engine: Engine, counts: list[int], tokens: int, rounds: int) -> dict[s
         "one grammar": lambda i: {} if i else OPTIONS["grammar"],
         "grammar": lambda i: OPTIONS["grammar"],
     }
+    kinds = {name: options for name, options in kinds.items() if not only or name in ("greedy", *only)}
     for count in counts:
         best: dict[str, dict[str, Any]] = {}
         for _ in range(rounds):
@@ -343,6 +344,25 @@ def costs(engine: Engine, counts: list[int], tokens: int, rounds: int) -> dict[s
     return found
 
 
+def check(engine: Engine, compiler: Compiler, most: int, tokens: int, result: dict[str, Any]) -> bool:
+    """All checks; what they found goes to `result`."""
+    runner, rng = engine.runner, np.random.default_rng()
+    wrong = [fault for rows in CHECKED if rows <= most for fault in check_step(runner, rows, rng)]
+    result["steps_wrong"] = wrong
+    print(f"steps by hand: {len(wrong)} faults", *wrong[:8], sep="\n", flush=True)
+    late = {
+        f"{rows} rows, {'halves' if halves else 'whole'}": check_order(runner, rows, 200, rng, halves)
+        for rows in (1, 8, most)
+        for halves in (False, True)
+    }
+    result["rows_with_another_steps_mask"] = late
+    print("rows with another step's mask:", late, flush=True)
+    wrong, compared = check_requests(engine, compiler, 4, most, tokens // 2)
+    result["requests_compared"], result["requests_wrong"] = compared, wrong
+    print(f"{compared} requests: {len(wrong)} faults", *wrong[:8], sep="\n", flush=True)
+    return not (result["steps_wrong"] or any(late.values()) or wrong)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
@@ -356,8 +376,10 @@ def main() -> int:
     parser.add_argument("--kv", type=int, default=8192, help="MiB of KV cache")
     parser.add_argument("--max-seqs", type=int, default=128)
     parser.add_argument("--rows", default="1,8,32,128")
+    parser.add_argument("--kinds", default="", help="of those that are timed, beside greedy; default: all")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--commit", default="")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -372,7 +394,7 @@ def main() -> int:
     read = json.loads(given.tokenizer.read_text())
     compiler = Compiler(lambda: tokenizer_of(read["document"], read["ends"]))
     compiler.prepare()
-    engine, rng = Engine(runner, compiler), np.random.default_rng()
+    engine = Engine(runner, compiler)
     smi = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     device = subprocess.run(smi, capture_output=True, text=True, check=False).stdout if given.backend == "cuda" else ""
     result: dict[str, Any] = {
@@ -384,21 +406,9 @@ def main() -> int:
         "vocabulary": runner.config.shape.vocab_size,
         "tokens_each": given.tokens,
     }
-    wrong = [fault for rows in CHECKED if rows <= given.max_seqs for fault in check_step(runner, rows, rng)]
-    result["steps_wrong"] = wrong
-    print(f"steps by hand: {len(wrong)} faults", *wrong[:8], sep="\n", flush=True)
-    late = {
-        f"{rows} rows, {'halves' if halves else 'whole'}": check_order(runner, rows, 200, rng, halves)
-        for rows in (1, 8, given.max_seqs)
-        for halves in (False, True)
-    }
-    result["rows_with_another_steps_mask"] = late
-    print("rows with another step's mask:", late, flush=True)
-    wrong, compared = check_requests(engine, compiler, 4, given.max_seqs, given.tokens // 2)
-    result["requests_compared"], result["requests_wrong"] = compared, wrong
-    print(f"{compared} requests: {len(wrong)} faults", *wrong[:8], sep="\n", flush=True)
-    result["passed"] = not (result["steps_wrong"] or any(late.values()) or wrong)
-    result["steps"] = costs(engine, [int(n) for n in given.rows.split(",")], given.tokens, given.rounds)
+    result["passed"] = given.no_check or check(engine, compiler, given.max_seqs, given.tokens, result)
+    counts, kinds = [int(n) for n in given.rows.split(",")], [kind for kind in given.kinds.split(",") if kind]
+    result["steps"] = costs(engine, counts, given.tokens, given.rounds, kinds)
     if given.out:
         given.out.write_text(json.dumps(result, indent=1) + "\n")
     print("passed" if result["passed"] else "FAILED")

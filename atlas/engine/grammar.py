@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import os
 import re
 import secrets
 import threading
@@ -35,9 +34,8 @@ CACHED, CACHED_CHARACTERS = 32, 1 << 20
 times as many bytes. What is followed adds to that: up to 50 MB, where a grammar is made to have as many states as it
 may."""
 
-_CROWD, _AGAIN = 4, 0.05
-"""Sequences that share a lexer before another one is made, and the seconds that this may take. Masks of 30 us would
-have 128 sequences wait 4 ms for one lexer in each step."""
+_AGAIN = 0.5
+"""Seconds that lexers of one grammar may take to make. One takes 1 to 3 ms for a usual schema, and up to half a MB."""
 
 WHITESPACE = r" |\n(?: {0,32}|\t{0,8})"
 """What may stand between two parts of a JSON text: nothing, a space, or a new line with indentation. Bounded, because
@@ -76,11 +74,16 @@ LIMITS: dict[str, Any] = {
 class _Compiled:
     """A grammar. Copies of a matcher share its lexer and wait for each other there, so there may be several.
 
-    lexers: number, matcher at the beginning, and whose copies are in use.  again: it may be compiled once more.
+    lexers: number, matcher at the beginning, and whose copies are in use.  seconds: what making them took.
     """
 
     lexers: list[tuple[int, llguidance.LLMatcher, WeakSet[Any]]] = dataclasses.field(default_factory=list)
-    again: bool = True
+    seconds: float = 0.0
+
+    def may_have_another(self, size: int) -> bool:
+        """Whether one more lexer is worth its time and memory. size: characters of the grammar."""
+        count = len(self.lexers) + 1
+        return self.seconds * count / (count - 1) < _AGAIN and size * count < CACHED_CHARACTERS // 4
 
 
 class Compiler:
@@ -95,7 +98,7 @@ class Compiler:
         self._failed = False
         self._cache: OrderedDict[Grammar, _Compiled] = OrderedDict()
         self._cached_characters = 0
-        self._numbers, self._most = itertools.count(1), len(os.sched_getaffinity(0))
+        self._numbers = itertools.count(1)
         self._lock, self._making = threading.Lock(), threading.Lock()
 
     @property
@@ -133,7 +136,7 @@ class Compiler:
         return self.lease(grammar, None)[0]
 
     def lease(self, grammar: Grammar, user: object | None) -> tuple[llguidance.LLMatcher, int]:
-        """A `matcher`, and the number of its lexer, which it shares with few others that are used at the same time.
+        """A `matcher`, and the number of its lexer, which it shares with no other that is in use, where that is cheap.
 
         user: as long as this lives, the matcher is in use.
         """
@@ -141,7 +144,7 @@ class Compiler:
             if (compiled := self._cache.get(grammar)) is not None:
                 self._cache.move_to_end(grammar)
                 number, matcher, users = min(compiled.lexers, key=lambda lexer: len(lexer[2]))
-                if len(users) < _CROWD or len(compiled.lexers) >= self._most or not compiled.again:
+                if not users or not compiled.may_have_another(len(grammar.text)):
                     if user is not None:
                         users.add(user)
                     return matcher.deep_copy(), number
@@ -152,9 +155,8 @@ class Compiler:
             compiled = self._cache.setdefault(grammar, _Compiled())
             number = next(self._numbers)
             compiled.lexers.append((number, matcher, WeakSet(() if user is None else (user,))))
-            size = len(grammar.text)
-            compiled.again = seconds < _AGAIN and size * (len(compiled.lexers) + 1) < CACHED_CHARACTERS // 4
-            self._cached_characters += size
+            compiled.seconds += seconds
+            self._cached_characters += len(grammar.text)
             while len(self._cache) > CACHED or self._cached_characters > CACHED_CHARACTERS:
                 dropped, old = self._cache.popitem(last=False)
                 self._cached_characters -= len(dropped.text) * len(old.lexers)

@@ -548,31 +548,34 @@ class User:
     """Somebody who uses a matcher."""
 
 
-def test_many_users_of_a_grammar_have_several_lexers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_of_a_grammar_have_lexers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that share one wait for each other in every step; whoever comes later finds those of users who are gone."""
     monkeypatch.setattr(grammar_module, "_AGAIN", 60.0)
     compiler = grammar_module.Compiler(lambda: grammar_model.compiler().tokenizer)
-    compiler._most, grammar = 3, Grammar("regex", "[a-f]{3}")
-    users = [User() for _ in range(20)]
+    grammar, users = Grammar("regex", "[a-f]{3}"), [User() for _ in range(20)]
     leases = [compiler.lease(grammar, user) for user in users]
-    shared = Counter(lexer for _, lexer in leases)
-    assert sorted(shared.values()) == [6, 7, 7], "as many as there are cores, and evenly"
-    assert {*shared} & {lexer for _, lexer in [compiler.lease(Grammar("regex", "x"), users[0])]} == set()
+    lexers = {lexer for _, lexer in leases}
+    assert len(lexers) == 20 and compiler.lease(Grammar("regex", "x"), users[0])[1] not in lexers
     for n, (matcher, _) in enumerate(leases):
         for byte in byte_ids(f"{n:03x}".translate(str.maketrans("0123456789", "abcdefabcd"))):
             assert matcher.try_consume_tokens([byte]) == 1, "each goes its own way"
     del users, leases
-    assert all(not using for _, _, using in compiler._cache[grammar].lexers)
     first, second = User(), User()
-    assert compiler.lease(grammar, first)[1] != compiler.lease(grammar, second)[1]
-    assert len(compiler._cache[grammar].lexers) == 3, "no other was made"
+    found = {compiler.lease(grammar, user)[1] for user in (first, second)}
+    assert len(found) == 2 and found < lexers, "no other was made"
 
 
-def test_a_grammar_that_takes_long_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_module, "_AGAIN", 0.0)
+def test_lexers_of_a_grammar_are_bounded_by_time_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes when there are as many as may be shares one with as few as possible."""
     compiler = grammar_module.Compiler(lambda: grammar_model.compiler().tokenizer)
     users = [User() for _ in range(20)]
+    monkeypatch.setattr(grammar_module, "_AGAIN", 0.0)
     assert len({compiler.lease(Grammar("regex", "[a-f]{3}"), user)[1] for user in users}) == 1
+    monkeypatch.setattr(grammar_module, "_AGAIN", 60.0)
+    monkeypatch.setattr(grammar_module, "CACHED_CHARACTERS", 20 * 40)
+    shared = Counter(compiler.lease(Grammar("regex", "(ab|cd|ef){2} and so on"), user)[1] for user in users)
+    assert 2 <= len(shared) < 20 and max(shared.values()) - min(shared.values()) <= 1
+    assert compiler._cached_characters <= 20 * 40
 
 
 def test_what_is_kept_of_grammars_is_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
