@@ -60,7 +60,8 @@ class _Routes:
             Route(path, _Handler(path, endpoints, service), methods=list(endpoints))
             for path, endpoints in paths.items()
         ]
-        self._router = Router(self._routes)
+        # No redirect for a slash too many: it would go where the Host header says, and take the client's key along.
+        self._router = Router(self._routes, redirect_slashes=False)
 
     def path_of(self, path: str) -> str | None:
         """The route of a request's path, as the table has it, whatever the method is; None: there is none."""
@@ -80,12 +81,15 @@ class _Routes:
         message = f"{scope['method'][:20]} {path}: {error.detail}"
         if allowed := (error.headers or {}).get("Allow"):
             message += f"; accepted: {', '.join(sorted(allowed.split(', ')))}"
-        return ApiError(error.status_code, "http_error", message, headers=error.headers)
+        assert error.status_code == 405, error  # the router raises no other
+        return ApiError(405, "method_not_allowed", message, headers=error.headers)
 
     def _hint(self, path: str) -> str:
         """What a client that asks this was meant to be told: most have a base URL with a /v1 too few or too many."""
         if path == "/":
             return "; GET /docs shows those that there are"
+        if path.endswith("/") and self.path_of(path.rstrip("/")) is not None:
+            return f"; did you mean {path.rstrip('/')}?"
         meant = "/v1" + _LEADING_V1.sub("", path)
         if meant == path or self.path_of(meant) is None:
             return ""

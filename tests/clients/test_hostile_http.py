@@ -89,6 +89,34 @@ def test_what_is_no_http_is_an_error_of_the_api(server: RunningServer, data: byt
 
 
 @pytest.mark.parametrize(
+    ("data", "status", "code"),
+    [
+        (b"POST /v1/messages?beta=true HTTP/1.1\r\nHost: localhost\r\nX-A: b\x01\r\n\r\n", 400, "invalid_http"),
+        (b"GET /v1/messages HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"b" * 65_536, 431, "head_too_large"),
+        (b"BREW /v1/messages HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "invalid_http"),
+        (b"PROPFIND /v1/messages HTTP/1.1\r\nHost: localhost\r\n\r\n", 405, "method_not_allowed"),
+        (
+            b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc",
+            415,
+            "unsupported_media_type",
+        ),
+        (b"POST /v1/messages/x HTTP/1.1\r\nHost: localhost\r\n\r\n", 404, "unknown_endpoint"),
+        (b"POST /v1/messages HTTP/1.1\r\nHost: elsewhere\r\n\r\n", 403, "host_not_allowed"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_under_messages_every_error_has_the_shape_of_that_api(
+    server: RunningServer, data: bytes, status: int, code: str
+) -> None:
+    answer = exchange(server, data)
+    found, error = error_of(answer)
+    assert (found, error["code"]) == (status, code)
+    shaped = json.loads(answer.partition(b"\r\n\r\n")[2])
+    # The parser reads no further than a method that it does not know.
+    assert shaped.get("type") == "error" or data.startswith(b"BREW")
+
+
+@pytest.mark.parametrize(
     "line",
     [
         b"GET /" + b"a" * 65_536,

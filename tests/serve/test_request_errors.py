@@ -241,7 +241,7 @@ def test_other_content_types(shared: RunningServer, kind: str | None) -> None:
 
 def test_unknown_paths_and_methods(shared: RunningServer) -> None:
     check(shared.http.get("/v1/nothing"), 404, "unknown_endpoint", None, "/v1/nothing")
-    check(shared.http.get(CHAT), 405, "http_error", None, "GET")
+    check(shared.http.get(CHAT), 405, "method_not_allowed", None, "GET")
 
 
 def test_ignored_field_names_cannot_break_the_header(shared: RunningServer) -> None:

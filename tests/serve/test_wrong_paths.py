@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 
 import httpx
 import openai
@@ -86,6 +87,9 @@ def test_a_get_without_a_key_is_logged(caplog: pytest.LogCaptureFixture) -> None
         ("/v1/v1/embeddings", "; did you mean /v1/embeddings? give the client a base_url that has /v1 once"),
         ("/v1/v1/messages", "; did you mean /v1/messages? give Anthropic's client a base_url without /v1"),
         ("/messages", "; did you mean /v1/messages?"),
+        ("/v1/chat/completions/", "; did you mean /v1/chat/completions?"),
+        ("/v1/messages//", "; did you mean /v1/messages?"),
+        ("/health/", "; did you mean /health?"),
         ("/", "; GET /docs shows those that there are"),
         ("/v1", ""),
         ("/v1/nothing", ""),
@@ -101,7 +105,7 @@ def test_a_wrong_path_is_told_the_right_one(path: str, hint: str) -> None:
         "unknown_endpoint",
         f"{path}: there is no such endpoint{hint}",
     )
-    assert (b'"type":"error"' in answer.body) == path.endswith("/messages")
+    assert (b'"type":"error"' in answer.body) == ("/messages" in path)
 
 
 def test_the_official_client_shows_the_hint() -> None:
@@ -116,15 +120,30 @@ def _in_process(request: httpx.Request) -> httpx.Response:
     return httpx.Response(answer.status, headers=answer.headers, content=answer.body)
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "allowed"),
-    [
-        ("GET", "/v1/chat/completions", "POST"),
-        ("POST", "/v1/models", "GET, HEAD"),
-        ("POST", "/v1/responses/r", "DELETE, GET, HEAD"),
-    ],
-)
-def test_a_wrong_method_is_told_the_right_ones(method: str, path: str, allowed: str) -> None:
-    answer = told(path, method)
-    assert answer.status == 405
-    assert answer.error()["message"] == f"{method} {path}: Method Not Allowed; accepted: {allowed}"
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW", "get")
+
+
+@pytest.mark.parametrize("path", sorted({endpoint.path for endpoint in ENDPOINTS}))
+def test_a_wrong_method_is_told_the_right_ones(path: str) -> None:
+    given = path.replace("{response_id}", "resp_1").replace("{model:path}", "a/b")
+    # One path may be an endpoint of its own and the name of a response.
+    known = [
+        one for one in ENDPOINTS if re.fullmatch(re.sub(r"{[^:}]*}", "[^/]+", one.path), given) or one.path == path
+    ]
+    allowed = {endpoint.method for endpoint in known}
+    allowed |= {"HEAD"} if "GET" in allowed else set()
+    for method in METHODS:
+        answer = told(given, method)
+        if method in allowed:
+            assert answer.status not in (404, 405) or answer.error()["code"] in (
+                "model_not_found",
+                "response_not_found",
+            )
+            continue
+        assert answer.status == 405 and answer.headers["content-type"] == "application/json"
+        told_allowed = sorted(answer.headers["allow"].split(", "))
+        assert {*told_allowed} <= allowed and (len({one.path for one in known}) > 1 or {*told_allowed} == allowed)
+        error = answer.error()
+        assert error["message"] == f"{method} {given}: Method Not Allowed; accepted: {', '.join(told_allowed)}"
+        assert error["code"] == "method_not_allowed" and error["type"] == "invalid_request_error"
+        assert (b'"type":"error"' in answer.body) == given.startswith("/v1/messages")

@@ -54,6 +54,7 @@ class _HeadTimeout(Protocol):
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
     cycle: Any
+    url: bytes = b""
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -89,7 +90,8 @@ class _HeadTimeout(Protocol):
         self._refuse(ApiError(400, "invalid_http", message))
 
     def _refuse(self, error: ApiError) -> None:
-        body = error.encode()
+        # As far as it was read: without a path it is nobody's API, and OpenAI's shape.
+        body = error.encode_for({"path": self.url.partition(b"?")[0].decode("latin-1")})
         head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
         self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
         self.transport.close()
