@@ -14,6 +14,7 @@ from atlas.serve.access.auth import CLIENT, STRANGER
 from atlas.serve.anthropic.answers import Message, MessageEvent, TokenCount
 from atlas.serve.anthropic.messages import count_tokens, messages
 from atlas.serve.anthropic.requests import MESSAGES_REFUSED, Conversation, MessagesRequest
+from atlas.serve.bind import url_of
 from atlas.serve.http import json_response
 from atlas.serve.openai.answers import Answer, ChatChoice, ChatChunkChoice, CompletionChoice, ModelCard, ModelList
 from atlas.serve.openai.chat import chat_completions
@@ -87,18 +88,18 @@ def _card(service: Service, name: str) -> ModelCard:
 
 
 @functools.cache
-def _document(keyed: bool, strict: bool) -> dict[str, Any]:
-    return openapi.document(ENDPOINTS, keyed=keyed, strict=strict)
+def _document(keyed: bool, strict: bool, model: str) -> dict[str, Any]:
+    return openapi.document(ENDPOINTS, keyed=keyed, strict=strict, model=model)
 
 
 @functools.cache
-def _page(keyed: bool, strict: bool) -> str:
-    return docs_page.page(_document(keyed, strict))
+def _page(keyed: bool, strict: bool, model: str, url: str) -> str:
+    return docs_page.page(_document(keyed, strict, model), url)
 
 
-def _kind(service: Service) -> tuple[bool, bool]:
+def _kind(service: Service) -> tuple[bool, bool, str]:
     config = service.config
-    return bool(config.api_key or config.api_key_file), config.strict_fields
+    return bool(config.api_key or config.api_key_file), config.strict_fields, config.model_name
 
 
 async def _openapi(_: Request, service: Service) -> Response:
@@ -107,7 +108,9 @@ async def _openapi(_: Request, service: Service) -> Response:
 
 
 async def _docs(_: Request, service: Service) -> Response:
-    return HTMLResponse(await asyncio.to_thread(_page, *_kind(service)), headers=docs_page.HEADERS)
+    config = service.config
+    url = url_of(config.host, config.port, secure=config.ssl_certfile is not None)
+    return HTMLResponse(await asyncio.to_thread(_page, *_kind(service), url), headers=docs_page.HEADERS)
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -119,6 +122,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         tag="OpenAI",
         body=ChatRequest,
         refused=refused(ChatRequest),
+        example={"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64},
         answers={200: Answer[ChatChoice]},
         stream=Answer[ChatChunkChoice],
     ),
@@ -130,6 +134,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         tag="OpenAI",
         body=CompletionRequest,
         refused=refused(CompletionRequest),
+        example={"prompt": "Once upon a time", "max_tokens": 16},
         answers={200: Answer[CompletionChoice]},
         stream=Answer[CompletionChoice],
     ),
@@ -142,6 +147,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         body=ResponseRequest,
         refused=REFUSED,
         untagged=(MessageItem, ItemReference),
+        example={"input": "Hello", "max_output_tokens": 64},
         answers={200: ResponseObject},
         stream=StreamEvent,
     ),
@@ -154,6 +160,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         body=ResponseRequest,
         refused=REFUSED,
         untagged=(MessageItem, ItemReference),
+        example={"input": "Hello"},
         answers={200: InputTokenCount},
     ),
     Endpoint(
@@ -216,6 +223,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         tag="Anthropic",
         body=MessagesRequest,
         refused=MESSAGES_REFUSED,
+        example={"max_tokens": 64, "messages": [{"role": "user", "content": "Hello"}]},
         answers={200: Message},
         stream=MessageEvent,
     ),
@@ -227,6 +235,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         tag="Anthropic",
         body=Conversation,
         refused=MESSAGES_REFUSED,
+        example={"messages": [{"role": "user", "content": "Hello"}]},
         answers={200: TokenCount},
     ),
     Endpoint(
@@ -237,6 +246,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         tag="OpenAI",
         body=EmbeddingRequest,
         refused=EMBEDDINGS_REFUSED,
+        example={"input": ["a text", "another"]},
         answers={200: EmbeddingList},
         errors=(501,),
     ),
@@ -265,6 +275,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         tag="Tokens",
         body=TokenizeRequest,
         refused=TOKENIZE_REFUSED,
+        example={"prompt": "Hello"},
         answers={200: Tokenized},
     ),
     Endpoint(
@@ -274,6 +285,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         summary="The text of token ids.",
         tag="Tokens",
         body=DetokenizeRequest,
+        example={"tokens": [1, 2, 3]},
         answers={200: Detokenized},
     ),
     Endpoint(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup, escape
@@ -49,6 +52,8 @@ h4 { margin: 1rem 0 0.25rem; }
 {% for operation in operations if operation.tag == tag.name %}
 <details id="{{ operation.id }}">
 <summary><b class="method">{{ operation.method }}</b> <b>{{ operation.path }}</b> {{ operation.summary }}</summary>
+<h4>Example</h4>
+<pre>{{ operation.example }}</pre>
 {% if operation.parameters %}
 <h4>Parameters</h4>
 <table>{% for one in operation.parameters %}
@@ -84,8 +89,8 @@ h4 { margin: 1rem 0 0.25rem; }
 """
 
 
-def page(document: dict[str, Any]) -> str:
-    """The page of an OpenAPI document."""
+def page(document: dict[str, Any], url: str) -> str:
+    """The page of an OpenAPI document. url: of the server, for commands."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     components = document["components"]["schemas"]
 
@@ -99,7 +104,7 @@ def page(document: dict[str, Any]) -> str:
 
     environment.filters["linked"] = linked
     operations = [
-        _operation(path, method, operation, document["components"]["responses"])
+        _operation(path, method, operation, document["components"]["responses"], url)
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
@@ -116,7 +121,7 @@ def page(document: dict[str, Any]) -> str:
     )
 
 
-def _operation(path: str, method: str, operation: dict[str, Any], errors: dict[str, Any]) -> dict[str, Any]:
+def _operation(path: str, method: str, operation: dict[str, Any], errors: dict[str, Any], url: str) -> dict[str, Any]:
     body = operation.get("requestBody")
     schema = body["content"]["application/json"]["schema"] if body else None
     return {
@@ -125,6 +130,7 @@ def _operation(path: str, method: str, operation: dict[str, Any], errors: dict[s
         "method": method.upper(),
         "tag": operation["tags"][0],
         "summary": operation["summary"],
+        "example": _command(url + path, method, operation),
         "parameters": [
             {**one, "type": say(one["schema"]), "description": one.get("description", "")}
             for one in operation.get("parameters", ())
@@ -142,6 +148,23 @@ def _operation(path: str, method: str, operation: dict[str, Any], errors: dict[s
             for answer in [errors[response["$ref"].rsplit("/", 1)[1]] if "$ref" in response else response]
         ],
     }
+
+
+def _command(url: str, method: str, operation: dict[str, Any]) -> str:
+    """The example as a line for a shell."""
+    for one in operation.get("parameters", ()):
+        if one["in"] == "path":
+            url = url.replace("{" + one["name"] + "}", quote(one["example"], safe="/$"))
+    words = ["curl"]
+    if method != "get" and "requestBody" not in operation:
+        words += ["-X", method.upper()]
+    words.append(url)
+    if "security" in operation:
+        words += ["-H", '"Authorization: Bearer $ATLAS_API_KEY"']
+    if body := operation.get("requestBody"):
+        example = json.dumps(body["content"]["application/json"]["example"], ensure_ascii=False)
+        words += ["-H", "'Content-Type: application/json'", "-d", shlex.quote(example)]
+    return " ".join(words)
 
 
 def _content(schema: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     summary: a line for a person.  tag: the group in which it stands in the documentation.
     body: the struct of the request's JSON body; None: it has none.
     refused: fields of it that are known but not supported, with the values, besides null, that ask for nothing.
+    example: a body that is answered with 200, but for the model's name.
     untagged: structs of the body that are known without their tag too.
     answers: what comes with which status when nothing went wrong.
     stream: the shape of one server-sent event, where the body's `stream: true` asks for them.
@@ -45,6 +46,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     answers: Mapping[int, Shape]
     body: Shape = None
     refused: Mapping[str, tuple[Any, ...]] = {}
+    example: Mapping[str, Any] = {}
     untagged: tuple[type[msgspec.Struct], ...] = ()
     stream: Shape = None
     query: Mapping[str, tuple[Shape, str]] = {}

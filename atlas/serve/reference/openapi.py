@@ -63,10 +63,10 @@ _HEADERS = {
 }
 
 
-def document(endpoints: Sequence[Endpoint], *, keyed: bool = False, strict: bool = False) -> Json:
+def document(endpoints: Sequence[Endpoint], *, keyed: bool = False, strict: bool = False, model: str = "MODEL") -> Json:
     """The document as plain values.
 
-    keyed: requests need an API key.  strict: fields that do not exist are refused.
+    keyed: requests need an API key.  strict: fields that do not exist are refused.  model: its name in examples.
     """
     bodies = [endpoint.body for endpoint in endpoints if endpoint.body is not None]
     answers = [shape for endpoint in endpoints for shape in _answers(endpoint)]
@@ -74,7 +74,7 @@ def document(endpoints: Sequence[Endpoint], *, keyed: bool = False, strict: bool
     paths: Json = {}
     for endpoint in endpoints:
         path = _PARAMETER.sub(r"{\1}", endpoint.path)
-        paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint, schemas, keyed)
+        paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint, schemas, keyed, model)
         if endpoint.refused:
             _add_refused(components[_name(schemas[endpoint.body])], endpoint.refused)
     for struct in dict.fromkeys(struct for endpoint in endpoints for struct in endpoint.untagged):
@@ -109,7 +109,7 @@ def _answers(endpoint: Endpoint) -> Iterator[Any]:
     yield from (kind for kind, _ in endpoint.query.values())
 
 
-def _operation(endpoint: Endpoint, schemas: Mapping[Any, Json], keyed: bool) -> Json:
+def _operation(endpoint: Endpoint, schemas: Mapping[Any, Json], keyed: bool, model: str) -> Json:
     words = [word for word in re.split(r"\W+", _PARAMETER.sub(r"\1", endpoint.path)) if word]
     operation: Json = {
         "operationId": "_".join([endpoint.method.lower(), *words]),
@@ -117,7 +117,13 @@ def _operation(endpoint: Endpoint, schemas: Mapping[Any, Json], keyed: bool) -> 
         "tags": [endpoint.tag],
     }
     parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "minLength": 1},
+            "example": model if name == "model" else f"${name.upper()}",
+        }
         for name in _PARAMETER.findall(endpoint.path)
     ]
     parameters += [
@@ -127,7 +133,8 @@ def _operation(endpoint: Endpoint, schemas: Mapping[Any, Json], keyed: bool) -> 
     if parameters:
         operation["parameters"] = parameters
     if endpoint.body is not None:
-        content = {"application/json": {"schema": schemas[endpoint.body]}}
+        named = {"model": model} if "model" in endpoint.body.__struct_fields__ else {}
+        content = {"application/json": {"schema": schemas[endpoint.body], "example": {**named, **endpoint.example}}}
         operation["requestBody"] = {"required": True, "content": content}
     closed = keyed and endpoint.path not in OPEN_PATHS
     operation["responses"] = _responses(endpoint, schemas, closed)
