@@ -58,16 +58,21 @@ def call(tokens: int) -> str:
 PARSERS = ("--reasoning-parser", "think", "--tool-parser", "hermes")
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 TEMPLATE_OF_TOOLS = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
-DONE, MESSAGE_STOP = (
-    data + b"\n\n\r\n0\r\n\r\n" for data in (b"data: [DONE]", b'event: message_stop\ndata: {"type":"message_stop"}')
+ENDS = tuple(
+    data + b"\n\n\r\n0\r\n\r\n"
+    for data in (b"data: [DONE]", b'event: message_stop\ndata: {"type":"message_stop"}', b'"user":null}}')
 )
-"""How streams end, in chunks."""
+"""How streams end, in chunks; the last is the end of a response."""
+RESPONSES = "/v1/responses"
+COPIES = {RESPONSES: 5}
+"""How often a text stands in a stream, if not once: a response's again when its text, part, item and all have ended."""
 CHAT = "/v1/chat/completions"
 CASES: dict[str, tuple[str, dict[str, Any], Text, tuple[str, ...]]] = {
     # path, fields of the request, what the model says, flags
     "completions": ("/v1/completions", {"prompt": "x"}, plain, ()),
     "chat": (CHAT, {}, plain, ()),
     "messages": ("/v1/messages", {"model": "tiny"}, plain, ()),
+    "responses": (RESPONSES, {"input": "x"}, plain, ()),
     "chat, stop string": (CHAT, {"stop": "END"}, plain, ()),
     "chat, content behind parsers": (CHAT, {"tools": TOOLS}, plain, PARSERS),
     "chat, reasoning": (CHAT, {"tools": TOOLS}, thought, PARSERS),
@@ -107,7 +112,7 @@ def client(port: int, streams: int, path: str, body: str) -> None:
                 arrivals.append((counts[index], now))
             events += data.count(b"data: {")
             ends[index] = (ends[index] + data[-300:])[-300:]
-    complete = all(end.endswith((DONE, MESSAGE_STOP)) for end in ends)
+    complete = all(end.endswith(ENDS) for end in ends)
     print(
         json.dumps(
             {"counts": counts, "events": events, "arrivals": arrivals, "complete": complete, "end": ends[0].decode()}
@@ -125,7 +130,9 @@ class Bench:
         self.path, fields, make, flags = CASES[case]
         self.text = make(int(seconds * rate / streams))
         (folder / "text").write_text(self.text)
-        self.fields = fields if "prompt" in fields else {"messages": [{"role": "user", "content": "x"}], **fields}
+        said = {} if {"prompt", "input"} & fields.keys() else {"messages": [{"role": "user", "content": "x"}]}
+        limit = "max_output_tokens" if self.path == RESPONSES else "max_tokens"
+        self.fields = {**said, limit: len(self.text), **fields}
         self.streams, self.seconds, self.times = streams, seconds, folder / "times"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -152,7 +159,7 @@ class Bench:
 
     def round(self, profile: Path | None = None) -> Row:
         """All streams once, from the first token to the last."""
-        fields = {"stream": True, "max_tokens": len(self.text), "temperature": 0, **self.fields}
+        fields = {"stream": True, "temperature": 0, **self.fields}
         self.times.unlink(missing_ok=True)
         arguments = ["--client", str(self.port), str(self.streams), self.path, json.dumps(fields)]
         began, used = time.perf_counter(), _cpu(self.process.pid)
@@ -175,12 +182,14 @@ class Bench:
         used = _cpu(self.process.pid) - used
         assert answer["complete"], f"a stream did not end as it should: {answer['end']!r}"
         marks = [place for place, character in enumerate(self.text) if character == MARK]
-        assert answer["counts"] == [len(marks)] * self.streams, "a stream has too few or too many tokens"
+        expected = len(marks) * COPIES.get(self.path, 1)
+        assert answer["counts"] == [expected] * self.streams, "a stream has too few or too many tokens"
         while not self.times.exists():
             time.sleep(0.01)
         sent = [float(line) for line in self.times.read_text().split()]
-        took = answer["arrivals"][-1][1] - sent[0]
-        lags = sorted(now - sent[marks[count - 1]] for count, now in answer["arrivals"])
+        arrivals = [(count, now) for count, now in answer["arrivals"] if count <= len(marks)]
+        took = arrivals[-1][1] - sent[0]
+        lags = sorted(now - sent[marks[count - 1]] for count, now in arrivals)
         total = (marks[-1] + 1) * self.streams
         return {
             "tokens_per_s": round(total / took),
