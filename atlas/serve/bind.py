@@ -12,6 +12,13 @@ from atlas.errors import ConfigError
 
 logger = logging.getLogger("atlas.serve")
 
+_FIXES = {
+    errno.EADDRINUSE: ("--port", "stop what listens there, or choose another with --port"),
+    errno.EADDRNOTAVAIL: ("--host", "give an address of this machine, or 0.0.0.0 for all of them"),
+    errno.EACCES: ("--port", "ports below 1024 are the system's: choose another, with a proxy in front"),
+}
+"""Which setting it was that the system refused, and what to do."""
+
 
 def parse_address(name: str) -> IPv4Address | IPv6Address | None:
     """An IP address; an IPv4 address inside an IPv6 one is the IPv4 address."""
@@ -66,6 +73,6 @@ def bind(host: str, port: int, *, has_keys: bool = False, insecure: bool = False
         listener.listen(2048)
     except OSError as error:
         listener.close()
-        fix = "stop what listens there, or choose another with --port" if error.errno == errno.EADDRINUSE else ""
-        raise ConfigError("--port", f"cannot listen on {where}: {os.strerror(error.errno or 0)}", fix=fix) from None
+        flag, fix = _FIXES.get(error.errno or 0, ("--port", ""))
+        raise ConfigError(flag, f"cannot listen on {where}: {os.strerror(error.errno or 0)}", fix=fix) from None
     return listener

@@ -194,12 +194,15 @@ class Server:
             fields = {"seconds": round(total, 3), "stages": dict(ledger), "model": name, "url": f"{url}/v1"}
             logger.info("ready in %.2f s", total, extra={"fields": fields})
             return
-        print(f"ready in {total:.2f} s: {stages}")
-        print(f"{name} (context {ready.max_context}) at {url}/v1")
-        if is_everywhere(host):
-            print("other machines use an address of this one instead, or a name given with --allowed-host")
         key = ' -H "Authorization: Bearer $ATLAS_API_KEY"' if self._has_keys else ""
-        print(f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {data}", flush=True)
+        lines = [f"ready in {total:.2f} s: {stages}", f"{name} (context {ready.max_context}) at {url}/v1"]
+        if is_everywhere(host):
+            lines.append("other machines use an address of this one instead, or a name given with --allowed-host")
+        lines.append(f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {data}")
+        # Unbuffered: a disk that is full, or a reader that is gone, is no reason not to serve, nor for an exit code of
+        # the interpreter's, which empties its buffer at the end.
+        with contextlib.suppress(OSError):
+            os.write(1, "".join(f"{line}\n" for line in lines).encode())
 
     # ---- serve and stop --------------------------------------------------------------------------
 

@@ -178,11 +178,16 @@ def test_no_text_of_a_client_becomes_a_label(start: Start) -> None:
     assert handlers >= {CHAT, TEXT, "/v1/models/{model:path}", "other"}
 
 
-def test_openmetrics_where_it_is_asked_for(shared: RunningServer) -> None:
-    accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
-    response = shared.http.get("/metrics", headers=accept)
-    assert response.headers["content-type"].startswith("application/openmetrics-text")
-    assert "atlas:generation_tokens" in {family.name for family in parse_openmetrics(response.text)}
+@pytest.mark.parametrize("escaping", ["", "; escaping=allow-utf-8", "; escaping=underscores"])
+@pytest.mark.parametrize("kind", ["application/openmetrics-text", "text/plain"])
+def test_names_are_the_same_in_every_format(shared: RunningServer, kind: str, escaping: str) -> None:
+    """Samples belong to the families above them, under the names that docs/metrics.md has."""
+    response = shared.http.get("/metrics", headers={"Accept": f"{kind}; version=1.0.0{escaping}"})
+    assert response.headers["content-type"].startswith(kind)
+    parse = parse_openmetrics if kind.startswith("application") else text_string_to_metric_families
+    families = {family.name: family for family in parse(response.text)}
+    assert families["atlas:generation_tokens"].samples[0].name == "atlas:generation_tokens_total"
+    assert not [name for name, family in families.items() if family.type in ("unknown", "untyped")]
 
 
 def test_every_histogram_is_whole(shared: RunningServer) -> None:

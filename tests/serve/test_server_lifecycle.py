@@ -94,7 +94,7 @@ def test_a_port_in_use(start: Start) -> None:
     ("flags", "words"),
     [
         (["--host", "no.such.host.invalid"], ["--host", "no.such.host.invalid"]),
-        (["--insecure", "--host", "203.0.113.7"], ["--port", "203.0.113.7:"]),
+        (["--insecure", "--host", "203.0.113.7"], ["--host: cannot listen", "203.0.113.7:"]),
     ],
 )
 def test_an_address_that_is_not_ours(start: Start, flags: list[str], words: list[str]) -> None:
@@ -102,6 +102,19 @@ def test_an_address_that_is_not_ours(start: Start, flags: list[str], words: list
     assert server.process.wait(10) == 2
     for word in words:
         assert word in server.output.read_text()
+
+
+def test_it_serves_though_nothing_can_be_written(tmp_path: Path) -> None:
+    """A full disk behind both streams of output costs their lines only."""
+    (tmp_path / "output.txt").symlink_to("/dev/full")
+    server = RunningServer(tmp_path, {"default": behaviour("ok")}, make_checkpoint(tmp_path / "model"))
+    try:
+        eventually(lambda: server.health() == 200 or server.process.poll() is not None, 20)
+        assert server.openai().chat.completions.create(model="model", messages=YO).choices
+        server.process.terminate()
+        assert server.process.wait(5) == 0
+    finally:
+        server.process.kill()
 
 
 @pytest.mark.parametrize("name", ["./does-not-exist", "smollm3-136m"])

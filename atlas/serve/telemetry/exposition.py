@@ -4,7 +4,8 @@ should wait for that."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -27,7 +28,7 @@ async def render(series: Sequence[Series], prefix: str, common: Mapping[str, str
     prefix: stands before each name, with a colon, but for those of HTTP that every web server has.
     common: labels of all series.  accept: the request's header, which may ask for OpenMetrics.
     """
-    encode, content_type = choose_encoder(accept)
+    encode, content_type = _encoder(accept)
     parts = [encode(_process)]
     for one in series:
         registry = CollectorRegistry(auto_describe=False)
@@ -36,6 +37,16 @@ async def render(series: Sequence[Series], prefix: str, common: Mapping[str, str
         await asyncio.sleep(0)
     text = b"".join(part.removesuffix(_END) for part in parts)
     return text + (_END if parts[-1].endswith(_END) else b""), content_type
+
+
+def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """What writes the kind of text that is asked for. Every scraper takes colons in names, but the library turns them
+    into underscores, in samples only, unless the header says that it need not."""
+    encode, content_type = choose_encoder(accept)
+    if isinstance(encode, partial):
+        encode = partial(encode, escaping="allow-utf-8")
+        content_type = content_type.replace("escaping=underscores", "escaping=allow-utf-8")
+    return encode, content_type
 
 
 class _Collector:
