@@ -69,6 +69,10 @@ def make_model(
     return folder
 
 
+ANY = -1
+"""A seed for requests of all others."""
+
+
 class Engine:
     """Answers each request with what its seed stands for: ids, or groups of ids that arrive together."""
 
@@ -84,13 +88,15 @@ class Engine:
 
     def submit(self, prompt: list[int], sampling: SamplingParams) -> _Stream:
         self.submitted.append((prompt, sampling))
-        return _Stream(self, self.answers[sampling.seed], sampling)
+        seed = sampling.seed if sampling.seed in self.answers else ANY
+        return _Stream(self, self.answers[seed], prompt, sampling)
 
 
 class _Stream:
-    def __init__(self, engine: Engine, groups: list[list[int]], sampling: SamplingParams) -> None:
+    def __init__(self, engine: Engine, groups: list[list[int]], prompt: list[int], sampling: SamplingParams) -> None:
         self._engine, self._groups, self._sampling = engine, list(groups), sampling
         self._left = sampling.max_tokens
+        self._prompt = [] if sampling.prompt_logprobs is None else prompt[1:]  # of these nothing has been told
 
     def __enter__(self) -> _Stream:
         return self
@@ -110,7 +116,8 @@ class _Stream:
         if reason is not None:
             self._groups.clear()
         told = () if self._sampling.logprobs is None else tuple(TokenLogprobs(i, -0.5, 1, [i], [-0.5]) for i in ids)
-        return SequenceOutput("r", ids, reason, logprobs=told)
+        prompt, self._prompt = tuple(TokenLogprobs(i, -0.25, 1, [i], [-0.25]) for i in self._prompt), []
+        return SequenceOutput("r", ids, reason, logprobs=told, prompt_logprobs=prompt)
 
 
 class Server:

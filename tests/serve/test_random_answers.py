@@ -21,7 +21,7 @@ WORDS = ["STOP", "ST", "\n\n", " ", "é😀", "a", '{"', "}", '"', "</s>", "<|eo
 SEED = 5
 
 
-def _text(chance: random.Random, tool_format: str, markers: str) -> str:
+def text_of(chance: random.Random, tool_format: str, markers: str) -> str:
     words = [*WORDS, *TOOL_FORMATS[tool_format].words, MARKERS[markers].start, MARKERS[markers].end]
     texts = [case.text for case in CASES if case.format in ("", tool_format) and len(case.text) < 600]
     pieces = []
@@ -95,7 +95,7 @@ def _try(folder: Path, tool_format: str, number: int) -> None:
             choices = chance.choice([1, 1, 2])
             for index in range(choices):
                 group = chance.choice([1, 2, 3, 7, 50, 1000])
-                server.say_text(choice_seed(SEED, index), _text(chance, tool_format, markers), group=group)
+                server.say_text(choice_seed(SEED, index), text_of(chance, tool_format, markers), group=group)
             fields = _fields(chance)
             calls += await _same(server, choices, **fields)
         assert calls, "no answer had a call"
