@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 
 from atlas.engine.messages import TokenLogprobs as EngineLogprobs
 from atlas.errors import RequestError
@@ -128,3 +131,26 @@ def add(result: RequestOutput, delta: StreamOutput) -> None:
         metrics.first_token = delta.time
     if all(choice.finish_reason for choice in result.outputs):
         metrics.finished = delta.time
+
+
+def gather(collector: Collector, outputs: Generator[StreamOutput, None, None], progress: bool) -> list[RequestOutput]:
+    """The results of all prompts, complete.
+
+    progress: draw a bar on stderr, if that is a terminal.
+    """
+    from tqdm import tqdm
+
+    results, began, tokens = collector.results(time.perf_counter()), time.perf_counter(), 0
+    shown = None if progress else True
+    bar = tqdm(total=len(results), unit="prompt", file=sys.stderr, disable=shown, dynamic_ncols=True)
+    with bar, closing(outputs):
+        for delta in outputs:
+            result = results[delta.prompt_index]
+            add(result, delta)
+            tokens += len(delta.token_ids)
+            if not bar.disable:
+                rate = tokens / max(time.perf_counter() - began, 1e-9)
+                bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
+                done = delta.finish_reason is not None and all(choice.finish_reason for choice in result.outputs)
+                bar.update(int(done))
+    return results

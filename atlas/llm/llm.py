@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import threading
-import time
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, overload
@@ -23,11 +20,11 @@ from atlas.engine.sampling import Grammar
 from atlas.errors import CheckpointError, RequestError
 from atlas.llm import prompts as prompting
 from atlas.llm import scoring
-from atlas.llm.collector import Collector, NoText, add
+from atlas.llm.collector import Collector, NoText, gather
 from atlas.llm.engine_thread import EngineThread
 from atlas.llm.outputs import RequestOutput, StreamOutput
 from atlas.llm.prompts import Prompt
-from atlas.llm.sampling_params import SamplingParams
+from atlas.llm.sampling_params import SamplingParams, for_each
 from atlas.llm.scoring import Array, Perplexity, Scored
 from atlas.presets import Presets
 from atlas.runtime.extension import start_driver
@@ -228,7 +225,7 @@ class LLM:
     def _answer(
         self, prompts: list[Prompt], sampling: Params, progress: bool, stream: bool
     ) -> list[RequestOutput] | Iterator[StreamOutput]:
-        params = self._params(prompts, sampling)
+        params = for_each(len(prompts), self.default_sampling_params if sampling is None else sampling)
         requests = []
         for prompt, one in zip(prompts, params, strict=True):
             if one.stop and self._tokenizer is None:
@@ -244,7 +241,7 @@ class LLM:
         collector = Collector(prompts, params, text_stream, self._token_text)
         ids = [prompt.ids for prompt, one in zip(prompts, params, strict=True) for _ in range(one.n)]
         outputs = self._outputs(collector, ids, requests)
-        return outputs if stream else self._collect(collector, outputs, len(prompts), progress)
+        return outputs if stream else gather(collector, outputs, progress)
 
     def _compile(self, grammar: Grammar) -> None:
         """Raises RequestError for a grammar that is none; one that is right is kept compiled."""
@@ -272,27 +269,6 @@ class LLM:
         finally:
             if collector.unfinished:
                 submission.abort_all()
-
-    def _collect(
-        self, collector: Collector, outputs: Generator[StreamOutput, None, None], prompts: int, progress: bool
-    ) -> list[RequestOutput]:
-        from tqdm import tqdm
-
-        results, began, tokens = collector.results(time.perf_counter()), time.perf_counter(), 0
-        bar = tqdm(
-            total=prompts, unit="prompt", file=sys.stderr, disable=None if progress else True, dynamic_ncols=True
-        )
-        with bar, closing(outputs):
-            for delta in outputs:
-                result = results[delta.prompt_index]
-                add(result, delta)
-                tokens += len(delta.token_ids)
-                if not bar.disable:
-                    rate = tokens / max(time.perf_counter() - began, 1e-9)
-                    bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
-                    done = delta.finish_reason is not None and all(choice.finish_reason for choice in result.outputs)
-                    bar.update(int(done))
-        return results
 
     # ---- numbers -------------------------------------------------------------------------------
 
@@ -392,21 +368,6 @@ class LLM:
 
     def _token_text(self, token: int) -> str:
         return "" if self._tokenizer is None else self._tokenizer.token_bytes(token).decode("utf-8", "replace")
-
-    def _params(self, prompts: list[Prompt], sampling: Params) -> list[SamplingParams]:
-        if sampling is None or isinstance(sampling, SamplingParams):
-            return [sampling or self.default_sampling_params] * len(prompts)
-        if not isinstance(sampling, Iterable) or isinstance(sampling, str | Mapping):
-            raise RequestError(
-                "sampling_params", f"a {type(sampling).__name__}", "SamplingParams, or one for each prompt"
-            )
-        params = list(sampling)
-        for index, one in enumerate(params):
-            if not isinstance(one, SamplingParams):
-                raise RequestError(f"sampling_params[{index}]", f"a {type(one).__name__}", "SamplingParams")
-        if len(params) != len(prompts):
-            raise RequestError("sampling_params", f"{len(params)} for {len(prompts)} prompts", "one, or one for each")
-        return params
 
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_type_hints
 
 import msgspec
@@ -129,6 +129,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             prompt_logprobs=self.prompt_logprobs,
             grammar=self.structured_outputs,
         )
+
+
+def for_each(prompts: int, sampling: Any) -> list[SamplingParams]:
+    """One for each prompt: the same, or a list. Raises RequestError."""
+    if isinstance(sampling, SamplingParams):
+        return [sampling] * prompts
+    if not isinstance(sampling, Iterable) or isinstance(sampling, str | Mapping):
+        raise RequestError("sampling_params", f"a {type(sampling).__name__}", "SamplingParams, or one for each prompt")
+    params = list(sampling)
+    for index, one in enumerate(params):
+        if not isinstance(one, SamplingParams):
+            raise RequestError(f"sampling_params[{index}]", f"a {type(one).__name__}", "SamplingParams")
+    if len(params) != prompts:
+        raise RequestError("sampling_params", f"{len(params)} for {prompts} prompts", "one, or one for each")
+    return params
 
 
 _TYPES: dict[str, Any] = {}

@@ -314,7 +314,7 @@ def test_defaults_are_the_servers_and_follow_the_thinking_switch(
     answer = LLM._answer
 
     def spy(self: LLM, prompts: Any, sampling: Any, *rest: Any) -> Any:
-        seen.extend(self._params(prompts, sampling))
+        seen.append(self.default_sampling_params if sampling is None else sampling)
         return answer(self, prompts, sampling, *rest)
 
     monkeypatch.setattr(LLM, "_answer", spy)
