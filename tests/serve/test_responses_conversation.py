@@ -259,7 +259,7 @@ PART = {"role": "user", "content": [{"type": "input_image", "image_url": "data:x
             "missing_required_parameter",
         ),
         ({"input": [{**OUTPUT, "output": [{"type": "input_file"}]}]}, "input[0].output[0].type", "invalid_value"),
-        ({"input": "x", "tools": [TOOL, {"type": "web_search"}]}, "tools[1].type", "unsupported_parameter"),
+        ({"input": "x", "tools": [TOOL, {"type": "code_interpreter"}]}, "tools[1].type", "unsupported_parameter"),
         ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name", "missing_required_parameter"),
         ({"input": "x", "tool_choice": "any"}, "tool_choice", "invalid_value"),
         ({"input": "x", "tool_choice": {"type": "mcp"}}, "tool_choice.type", "unsupported_parameter"),

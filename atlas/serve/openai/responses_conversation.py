@@ -17,6 +17,7 @@ from atlas.serve.openai.responses_items import (
     Refusal,
     unseal,
 )
+from atlas.serve.openai.responses_tools import full_name
 from atlas.text.messages import ChatMessage, FunctionCall, ToolCall
 
 PREVIOUS = "previous_response_id"
@@ -90,7 +91,9 @@ class Conversation:
                 self._reasoning.append(text)
             case FunctionCallItem():
                 turn = self._turn or self._begin(where)
-                call = ToolCall(FunctionCall(item.name, item.arguments), item.call_id)
+                call = ToolCall(
+                    FunctionCall(full_name(item.namespace or None, item.name), item.arguments), item.call_id
+                )
                 if turn.tool_calls is None:
                     turn.tool_calls = []
                 turn.tool_calls.append(call)

@@ -74,13 +74,15 @@ class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning", kw_only=T
 
 
 class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call", kw_only=True):
-    """A call of one of the request's tools. arguments: JSON; not whole where the status is incomplete."""
+    """A call of one of the request's tools. arguments: JSON; not whole where the status is incomplete.  namespace: what
+    the function stands in, where it does."""
 
     id: str | None = None
     status: ItemStatus | None = None
     call_id: str
     name: str
     arguments: str
+    namespace: str | UnsetType | None = UNSET
 
 
 class FunctionCallOutputItem(msgspec.Struct, tag_field="type", tag="function_call_output", kw_only=True):

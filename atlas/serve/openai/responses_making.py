@@ -28,6 +28,7 @@ from atlas.serve.openai.responses_objects import (
     ResponseUsage,
 )
 from atlas.serve.openai.responses_request import SEALED, ReasoningSettings, ResponseRequest, TextFormat, TextOptions
+from atlas.serve.openai.responses_tools import WebSearchTool, names_apart
 from atlas.serve.openai.responses_writer import ResponseWriter
 from atlas.serve.service import Service, Serving
 from atlas.serve.telemetry import tracking
@@ -76,7 +77,8 @@ class Making:
         self._kept, self._given, self.history = request.kept, given, history
         opening = _opening(service.config.model_name, request, self._job.sampling)
         sealed = SEALED in (request.include or ())
-        self.writer = ResponseWriter(opening, summary=request.summarised, sealed=sealed)
+        apart = names_apart(request.tools or ())
+        self.writer = ResponseWriter(opening, summary=request.summarised, sealed=sealed, apart=apart)
         self._tokens = self._reasoning_tokens = 0
         self._reported = 0  # log-probabilities: where there are any, most of what there is to encode
 
@@ -188,7 +190,7 @@ def _opening(model: str, request: ResponseRequest, sampling: SamplingParams) -> 
         temperature=sampling.temperature,
         text={"format": msgspec.to_builtins(text.format or TextFormat()), "verbosity": "medium"},
         tool_choice=choice if isinstance(choice, str) else msgspec.to_builtins(choice) if choice else "auto",
-        tools=[msgspec.to_builtins(tool) for tool in request.tools or ()],
+        tools=[msgspec.to_builtins(tool) for tool in request.tools or () if not isinstance(tool, WebSearchTool)],
         top_logprobs=request.top_logprobs or 0,
         top_p=sampling.top_p,
         truncation=request.truncation or "disabled",

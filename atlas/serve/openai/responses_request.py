@@ -13,8 +13,15 @@ from atlas.serve.errors import invalid, unsupported
 from atlas.serve.openai.requests import ChatRequest, Effort, SamplingFields, about
 from atlas.serve.openai.responses_conversation import Conversation, normalise
 from atlas.serve.openai.responses_items import InputItem
+from atlas.serve.openai.responses_tools import (
+    AllowedFunctions,
+    ResponseTool,
+    ResponseToolChoice,
+    choice_of,
+    functions_of,
+    normalise_tools,
+)
 from atlas.serve.reference.unknown_fields import unknown_fields
-from atlas.text.tools import AllowedTools, Function, FunctionName, NamedTool, Tool, ToolChoice, ToolName, ToolSet
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
@@ -32,28 +39,6 @@ Includable = Literal[
 INCLUDABLE: tuple[str, ...] = get_args(Includable)
 
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
-
-
-class FunctionTool(msgspec.Struct, tag_field="type", tag="function"):
-    """A function that the model may call; the only kind of tool."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class FunctionChoice(msgspec.Struct, tag_field="type", tag="function"):
-    """A `tool_choice`: this function."""
-
-    name: str
-
-
-class AllowedFunctions(msgspec.Struct, tag_field="type", tag="allowed_tools"):
-    """A `tool_choice`: one of these functions, or with mode "auto" none."""
-
-    mode: Literal["auto", "required"]
-    tools: list[FunctionChoice]
 
 
 class TextFormat(msgspec.Struct, tag_field="type", tag="text"):
@@ -125,9 +110,9 @@ class ResponseRequest(SamplingFields, kw_only=True):
         int | None,
         about("Tell the log-probability of each token, and so many of the likeliest.", minimum=0, maximum=MAX_LOGPROBS),
     ] = None
-    tools: Annotated[list[FunctionTool] | None, about("What the model may call.")] = None
+    tools: Annotated[list[ResponseTool] | None, about("What the model may call.")] = None
     tool_choice: Annotated[
-        Literal["none", "auto", "required"] | FunctionChoice | AllowedFunctions | None, about("Which tool, if any.")
+        ResponseToolChoice | None, about("Which tool, if any; one of a namespace as NAMESPACE.NAME.")
     ] = None
     parallel_tool_calls: Annotated[bool | None, about("The answer may have several calls; unset: true.")] = None
     text: TextOptions | None = None
@@ -146,11 +131,9 @@ class ResponseRequest(SamplingFields, kw_only=True):
     ] = None
     service_tier: Annotated[Literal["auto", "default"] | None, about("There is one.")] = None
     safety_identifier: Annotated[str | None, about("Given back; the answer does not depend on it.")] = None
-    prompt_cache_key: Annotated[
-        str | None, about("Given back. Equal beginnings of prompts are found in the cache without it.")
-    ] = None
+    prompt_cache_key: Annotated[str | None, about("Given back; nothing depends on it.")] = None
     prompt_cache_retention: Annotated[
-        Literal["in_memory", "24h"] | None, about("An upper bound, which the cache in memory keeps to.")
+        Literal["in_memory", "24h"] | None, about("An upper bound; no prompt is kept.")
     ] = None
 
     @property
@@ -203,23 +186,16 @@ def parse(body: bytes) -> tuple[ResponseRequest, list[str]]:
     """A request body and the paths of the fields in it that nothing reads. Raises ApiError 400."""
     value = decode(body)
     normalise(value)
+    not_offered = normalise_tools(value)
     _check_kinds(value)
     request = convert(value, ResponseRequest, REFUSED, _INTEGERS)
-    ignored = unknown_fields(value, ResponseRequest, _EMPTY_IN_HISTORY)
+    ignored = not_offered + unknown_fields(value, ResponseRequest, _EMPTY_IN_HISTORY)
     _check(request)
     return request, ignored
 
 
 def _check_kinds(value: dict[str, Any]) -> None:
     """Refuse by name what OpenAI's API has and Atlas has not, which a type error would not explain."""
-    tools = value.get("tools")
-    for position, tool in enumerate(tools if isinstance(tools, list) else ()):
-        if isinstance(tool, dict) and isinstance(kind := tool.get("type"), str) and kind != "function":
-            raise unsupported(f"tools[{position}].type", repr(kind[:80]), 'declare tools of type "function"')
-    choice = value.get("tool_choice")
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    if isinstance(kind, str) and kind not in ("function", "allowed_tools"):
-        raise unsupported("tool_choice.type", repr(kind[:80]), "name a function, or leave it out")
     tier = value.get("service_tier")
     if isinstance(tier, str) and tier not in ("auto", "default"):
         raise unsupported("service_tier", repr(tier[:80]))
@@ -266,7 +242,7 @@ def _check(request: ResponseRequest) -> None:
 
 def chat_request(request: ResponseRequest, conversation: Conversation) -> tuple[ChatRequest, dict[str, str]]:
     """The same as a chat request, and what its fields are called in this one. Raises ApiError 400."""
-    reasoning = request.reasoning
+    reasoning, functions = request.reasoning, functions_of(request.tools or ())
     common = {name: getattr(request, name) for name in SamplingFields.__struct_fields__}
     chat = ChatRequest(
         **common,
@@ -274,8 +250,8 @@ def chat_request(request: ResponseRequest, conversation: Conversation) -> tuple[
         max_tokens=request.max_output_tokens,
         logprobs=request.tells_logprobs or None,
         top_logprobs=request.top_logprobs,
-        tools=[_tool(tool) for tool in request.tools or ()],
-        tool_choice=_choice(request),
+        tools=[tool for tool, _ in functions],
+        tool_choice=choice_of(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls,
         response_format=_response_format(request.text.format if request.text else None),
         reasoning_effort=reasoning.effort if reasoning else None,
@@ -293,26 +269,12 @@ def chat_request(request: ResponseRequest, conversation: Conversation) -> tuple[
         "tool_choice.function": "tool_choice",
     }
     names |= {f"messages[{position}]": where for position, where in enumerate(conversation.where)}
-    names |= {f"tools[{place}].function": f"tools[{place}]" for place in range(len(request.tools or ()))}
+    names |= {f"tools[{place}].function": where for place, (_, where) in enumerate(functions)}
     if isinstance(request.tool_choice, AllowedFunctions):
         there = "tool_choice.allowed_tools.tools"
         places = range(len(request.tool_choice.tools))
         names |= {f"{there}[{place}].function": f"tool_choice.tools[{place}]" for place in places}
     return chat, names
-
-
-def _tool(tool: FunctionTool) -> Tool:
-    return Tool(Function(tool.name, tool.description, tool.parameters, tool.strict))
-
-
-def _choice(request: ResponseRequest) -> ToolChoice | None:
-    match request.tool_choice:
-        case FunctionChoice(name):
-            return NamedTool(FunctionName(name))
-        case AllowedFunctions(mode, tools):
-            return AllowedTools(ToolSet(mode, [ToolName(FunctionName(tool.name)) for tool in tools]))
-        case choice:
-            return choice
 
 
 def _response_format(given: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> dict[str, Any] | None:

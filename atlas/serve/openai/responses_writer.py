@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from atlas import parsers
 from atlas.serve.openai.response_events import (
@@ -144,10 +145,12 @@ class _Summary(_Reasoning):
 
 
 class _Call:
-    """A call that is being written."""
+    """A call that is being written. apart: namespace and name, by what the model calls functions that have both."""
 
-    def __init__(self, at: _Place, begin: parsers.CallBegin) -> None:
-        self._at, self._call_id, self._name, self._pieces = at, begin.id, begin.name, list[str]()
+    def __init__(self, at: _Place, begin: parsers.CallBegin, apart: Mapping[str, tuple[str, str]]) -> None:
+        self._at, self._call_id, self._pieces = at, begin.id, list[str]()
+        self._namespace: str | UnsetType
+        self._namespace, self._name = apart.get(begin.name, (UNSET, begin.name))
         at.added(self.item("in_progress"))
 
     def delta(self, text: str) -> None:
@@ -163,7 +166,12 @@ class _Call:
     def item(self, status: ItemStatus) -> FunctionCallItem:
         arguments = "".join(self._pieces)
         return FunctionCallItem(
-            id=self._at.id, status=status, call_id=self._call_id, name=self._name, arguments=arguments
+            id=self._at.id,
+            status=status,
+            call_id=self._call_id,
+            name=self._name,
+            arguments=arguments,
+            namespace=self._namespace,
         )
 
 
@@ -173,10 +181,17 @@ class ResponseWriter:
     The response is the same however the answer was cut into deltas, but for its ids.
     """
 
-    def __init__(self, response: ResponseObject, *, summary: bool = False, sealed: bool = False) -> None:
+    def __init__(
+        self,
+        response: ResponseObject,
+        *,
+        summary: bool = False,
+        sealed: bool = False,
+        apart: Mapping[str, tuple[str, str]] | None = None,
+    ) -> None:
         """response: without output yet.  summary: reasoning goes into the summary.  sealed: and stands in
-        `encrypted_content` as well."""
-        self.response = response
+        `encrypted_content` as well.  apart: `responses_tools.names_apart`."""
+        self.response, self._apart = response, apart or {}
         self._summary, self._sealed = summary, sealed
         self._said: list[StreamEvent] = []
         self._number = 0
@@ -245,7 +260,7 @@ class ResponseWriter:
                 self._reasoning().delta(event.text)
             case parsers.CallBegin():
                 self._close("completed")
-                self._open = _Call(self._place(FunctionCallItem), event)
+                self._open = _Call(self._place(FunctionCallItem), event, self._apart)
             case parsers.CallArguments():
                 assert isinstance(self._open, _Call)
                 self._open.delta(event.text)
