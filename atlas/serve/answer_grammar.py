@@ -31,8 +31,8 @@ async def answer_grammar(
     *,
     forced: bool,
     one: bool,
-) -> Grammar | None:
-    """Checked; None: the answer may be any text.
+) -> Wanted | None:
+    """Checked, and the field that it comes from; None: the answer may be any text.
 
     format_name, schemas: of the calls that may be made; None: none may.  body_size: bytes of the request.
     forced: the answer is calls and nothing else.  one: it is at most one call.
@@ -46,7 +46,7 @@ async def answer_grammar(
     functions = {tool.function.name: tool.function for tool in request.tools or []}
     strict = frozenset(name for name in schemas if functions[name].strict)
     if format_name is None or (text is None and not forced and not strict):
-        return text
+        return wanted
     # What the text must be says nothing of calls: with both, the model chooses by its first token.
     otherwise = _body(text, wanted.where) if wanted and text and not forced else ""
     write = partial(
@@ -64,7 +64,9 @@ async def answer_grammar(
     except RequestError as error:
         raise invalid(places[error.where], error.found, error.accepted, code="invalid_grammar") from None
     try:
-        return await checker.check(Wanted(Grammar("lark", calls), "tools"))
+        made = Wanted(Grammar("lark", calls), "tools")
+        await checker.check(made)
+        return made
     except ApiError:
         enough = time.monotonic() + BLAME_SECONDS
         for name, schema in schemas.items():  # which of them is it?

@@ -90,7 +90,7 @@ async def prepare(
         headers = service.report_ignored([*ignored, *plan.unread])
         prompt = await chat_prompt(frontend, request, plan, body_size, ready.max_context)
         inside = plan.markers is not None and _begins_inside(plan.markers, request, prompt.text)
-        grammar = await answer_grammar(
+        wanted = await answer_grammar(
             frontend,
             request,
             frontend.presets.tool_format if plan.format is not None else None,
@@ -99,10 +99,11 @@ async def prepare(
             forced=plan.choice not in ("none", "auto"),
             one=plan.one,
         )
-        thinking = _thinking(frontend, plan, inside, grammar is not None)
-        params = msgspec.structs.replace(sampling.params, thinking=thinking, grammar=grammar)
+        thinking = _thinking(frontend, plan, inside, wanted is not None)
+        params = msgspec.structs.replace(sampling.params, thinking=thinking, grammar=wanted.grammar if wanted else None)
         sampling = msgspec.structs.replace(sampling, params=params)
-        jobs, notes = make_jobs([prompt.ids], sampling, ready.max_context)
+        field = called(wanted.where, fields or {}) if wanted else ""
+        jobs, notes = make_jobs([prompt.ids], sampling, ready.max_context, grammar_field=field)
         if plan.format is not None or plan.markers is not None:
             parser = partial(AnswerParser, plan.format, plan.schemas, plan.markers, inside=inside)
             shown = shown_words(plan.format, plan.markers)
@@ -211,14 +212,17 @@ def renamed(fields: Mapping[str, str]) -> Generator[None]:
         path = error.body.param
         if path is None or not fields:
             raise
-        prefix = max((name for name in fields if _leads_to(name, path)), key=len, default=None)
-        if prefix is None:
-            raise
-        other = fields[prefix] + path[len(prefix) :]
+        other = called(path, fields)
         message = error.body.message
         if message.startswith(path):
             message = other + message[len(path) :]
         raise ApiError(error.status, error.body.code, message, other, error.headers) from None
+
+
+def called(path: str, fields: Mapping[str, str]) -> str:
+    """What a path of `ChatRequest` is to the caller's API, as `fields` says."""
+    prefix = max((name for name in fields if _leads_to(name, path)), key=len, default=None)
+    return path if prefix is None else fields[prefix] + path[len(prefix) :]
 
 
 def _leads_to(field: str, path: str) -> bool:

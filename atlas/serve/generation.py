@@ -39,6 +39,7 @@ class Job(msgspec.Struct, frozen=True):
     parser: makes what tells reasoning and tool calls from content; None: all is content.
     shown: the words of that parser's formats, whose special tokens must be in the text that it reads.
     one_call: the first complete tool call ends the answer.
+    grammar_field: where the sampling's grammar comes from, as the caller's API calls it.
     """
 
     index: int
@@ -51,6 +52,7 @@ class Job(msgspec.Struct, frozen=True):
     parser: Callable[[], AnswerParser] | None = None
     shown: frozenset[str] = frozenset()
     one_call: bool = False
+    grammar_field: str = ""
 
 
 class Reported(msgspec.Struct, frozen=True):
@@ -109,7 +111,7 @@ async def generate(
         async for output in _one_by_one(stream) if apart else stream:
             broken: ApiError | None = None
             if output.finish_reason in ("error", "abort"):
-                broken = account.expired or failure(engine, output)
+                broken = account.expired or failure(engine, output, job.grammar_field)
                 if waiting and not output.token_ids:
                     raise broken
                 output = msgspec.structs.replace(output, finish_reason="length")
@@ -172,13 +174,14 @@ async def _one_by_one(stream: AsyncIterable[SequenceOutput]) -> AsyncGenerator[S
         yield msgspec.structs.replace(output, token_ids=[last[0]], logprobs=(last[1],), **rest)
 
 
-def failure(engine: EngineClient, output: SequenceOutput) -> ApiError:
-    """Why a sequence ended without an answer."""
+def failure(engine: EngineClient, output: SequenceOutput, grammar_field: str = "") -> ApiError:
+    """Why a sequence ended without an answer. grammar_field: as for `Job`."""
     message = output.error or "the engine ended this request"
     if output.finish_reason == "abort":
         return unavailable("server_shutting_down", message)
     if output.by_grammar:
-        return ApiError(400, "grammar_too_complex", message)
+        named = f"{grammar_field}: {message}" if grammar_field else message
+        return ApiError(400, "grammar_too_complex", named, grammar_field or None)
     return engine_failed(message) if engine.state == "dead" else generation_failed(message)
 
 

@@ -37,10 +37,11 @@ def make_jobs(
     sampling: SamplingRequest,
     max_context: int,
     echoes: Sequence[str | None] | None = None,
+    grammar_field: str = "",
 ) -> tuple[list[Job], dict[str, str]]:
     """The choices of each prompt, one after another, and a header that says so where max_tokens had to be cut.
 
-    echoes: for each prompt the text to give back before the answer.
+    echoes: for each prompt the text to give back before the answer.  grammar_field: as for `Job`.
     """
     jobs = []
     for position, prompt in enumerate(prompts):
@@ -48,7 +49,8 @@ def make_jobs(
             index = position * sampling.n + choice
             params = sampling.fit(index, len(prompt), max_context)
             echo = echoes[position] if echoes is not None else None
-            jobs.append(Job(index, prompt, params, sampling.stops, choice == 0, sampling.include_stop, echo))
+            first, stay = choice == 0, sampling.include_stop
+            jobs.append(Job(index, prompt, params, sampling.stops, first, stay, echo, grammar_field=grammar_field))
     asked = sampling.max_tokens
     cut = [str(job.sampling.max_tokens) for job in jobs if asked is not None and job.sampling.max_tokens < asked]
     return jobs, {"x-atlas-max-tokens": ", ".join(cut[:64])} if cut else {}

@@ -9,6 +9,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from atlas.config import EngineConfig
@@ -64,8 +65,8 @@ class Engine(EngineClient):
             told = (
                 () if sampling.logprobs is None else tuple(TokenLogprobs(i, -1.0, 1, [], []) for i in output.token_ids)
             )
-            fields = output.token_ids, output.finish_reason, output.error, told
-            self._receive(StepOutput([SequenceOutput(request_id, *fields)]))
+            named = msgspec.structs.replace(output, request_id=request_id, logprobs=told)
+            self._receive(StepOutput([named]))
             if not self.together:
                 for _ in range(5):
                     await asyncio.sleep(0)
@@ -217,5 +218,41 @@ def test_when_its_time_is_over_a_slow_reader_gets_what_was_made(model: Path, cho
         assert told == ["abcdefgh"] * choices
         assert (raised.value.status, raised.value.body.code) == (504, "request_timed_out")
         assert not engine.running
+
+    asyncio.run(main())
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+FORMAT = {"type": "json_schema", "name": "n", "schema": SCHEMA}
+ANTHROPIC_FORMAT = {"type": "json_schema", "schema": SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": FORMAT}},
+            "response_format.json_schema.schema",
+        ),
+        ("/v1/chat/completions", {"tool_choice": "required"}, "tools"),
+        ("/v1/completions", {"guided_regex": "a+"}, "guided_regex"),
+        ("/v1/messages", {"output_config": {"format": ANTHROPIC_FORMAT}, "tools": []}, "output_config.format.schema"),
+        ("/v1/messages", {"tool_choice": {"type": "any"}}, "tools"),
+        ("/v1/responses", {"text": {"format": FORMAT}, "tools": []}, "text.format.schema"),
+    ],
+)
+def test_a_grammar_that_cannot_be_followed_is_named(model: Path, path: str, fields: dict[str, Any], named: str) -> None:
+    async def main() -> None:
+        server, engine = _server(model)
+        body = BODIES[path] | fields
+        if "response_format" in fields:
+            del body["tools"]
+        engine.plans = [[SequenceOutput("", ids_of("{"), "error", "it is too ambiguous", by_grammar=True)]] * 2
+        error = (await server.post(path, **body)).json()["error"]
+        assert (error["code"], error["param"]) == ("grammar_too_complex", named)
+        assert error["message"] == f"{named}: it is too ambiguous"
+        last = _error(path, _events((await server.post(path, stream=True, **body)).text))
+        assert last["message"] == f"{named}: it is too ambiguous"
 
     asyncio.run(main())

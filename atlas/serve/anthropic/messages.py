@@ -27,7 +27,7 @@ from atlas.serve.anthropic.answers import (
 )
 from atlas.serve.anthropic.events import BlockWriter, Calls, blocks
 from atlas.serve.anthropic.requests import Body, Conversation, MessagesRequest, read
-from atlas.serve.anthropic.translate import Translation, callers_words, translate
+from atlas.serve.anthropic.translate import Translation, callers_words, renamed, translate
 from atlas.serve.chat_generation import chat_prompt, plan_of, prepare
 from atlas.serve.generation import Delta, Job, generate_all
 from atlas.serve.http import EventStream, json_response, unless_gone
@@ -85,6 +85,8 @@ async def _ask(http: Request, service: Service, serving: Serving) -> _Asked:
     with callers_words(translation):
         prepared = await prepare(service, serving, translation.chat, size, ignored=ignored)
     (job,) = prepared.jobs
+    if job.grammar_field:
+        job = msgspec.structs.replace(job, grammar_field=renamed(job.grammar_field, translation))
     hides = request.thinking is not None and request.thinking.display == "omitted"
     return _Asked(job, prepared.headers, request.max_tokens, bool(request.stream), hides)
 

@@ -180,7 +180,7 @@ def callers_words(translation: Translation | None = None) -> Generator[None]:
             if translation is None or error.body.code == "unknown_parameter":
                 other = dotted(path)
             else:
-                other = _renamed(path, translation)
+                other = renamed(path, translation)
             if message.startswith(path):
                 message = other + message[len(path) :]
             path = other
@@ -190,7 +190,8 @@ def callers_words(translation: Translation | None = None) -> Generator[None]:
         raise ApiError(error.status, error.body.code, message, path, error.headers) from None
 
 
-def _renamed(path: str, translation: Translation) -> str:
+def renamed(path: str, translation: Translation) -> str:
+    """What a path of the translation's chat request was in the request that was made."""
     if (found := _MESSAGE.match(path)) and int(found[1]) < len(translation.messages):
         return dotted(translation.messages[int(found[1])] + path[found.end() :])
     if (found := _TOOL.match(path)) and int(found[1]) < len(translation.tools):
