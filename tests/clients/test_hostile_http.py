@@ -157,6 +157,20 @@ def test_a_second_head_behind_a_running_request_has_an_end(server: RunningServer
     assert _memory(server) < before + (32 << 20) and server.health() == 200
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_http_1_0_gets_no_chunks(server: RunningServer, stream: bool) -> None:
+    """Old proxies and tools ask so; the answer ends with the connection."""
+    body = json.dumps({"messages": [{"role": "user", "content": "yo"}], "stream": stream}).encode()
+    answer = exchange(server, request(body).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK") and b"connection: close" in head and b"chunked" not in head
+    if stream:
+        assert rest.endswith(b"data: [DONE]\n\n")
+        assert all(line.startswith((b"data: ", b": ")) for line in rest.split(b"\n\n") if line)
+    else:
+        assert json.loads(rest)["choices"] and f"content-length: {len(rest)}".encode() in head
+
+
 def test_pipelined_requests_are_answered_in_order(server: RunningServer) -> None:
     wrong = request(b"{}")
     data = exchange(server, request() + wrong + request(path="/nope") + request(CHAT, "Connection: close"))

@@ -54,6 +54,7 @@ class _HeadTimeout(Protocol):
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
     cycle: Any
+    scope: Any
     url: bytes = b""
     _waiting: asyncio.TimerHandle | None = None
 
@@ -97,6 +98,19 @@ class _HeadTimeout(Protocol):
         self.transport.close()
 
 
+class _AnyLength(int):
+    """What is left to send of an answer whose length nobody knows: enough for more, and nothing where it ends."""
+
+    def __lt__(self, other: int) -> bool:
+        return False
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    def __sub__(self, other: int) -> _AnyLength:
+        return self
+
+
 class _HeadLimit(_HeadTimeout):
     """In front of the protocol by httptools, which keeps a head, or what follows a body, of any length."""
 
@@ -114,6 +128,9 @@ class _HeadLimit(_HeadTimeout):
     def on_headers_complete(self) -> None:
         self._besides = 0
         super().on_headers_complete()  # type: ignore[misc]
+        if self.scope["http_version"] == "1.0":
+            # It knows no chunks, which uvicorn would send: a stream ends with the connection.
+            self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _AnyLength()
 
     def on_body(self, body: bytes) -> None:
         self._besides = 0
