@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -120,8 +119,15 @@ class Frontend:
 
         Raises ApiError 408 and 413, as `read_body`, and what `parse` raises.
         """
-        body = await read_body(http)
-        return await self.run(partial(parse, body), len(body)), len(body)
+        parts = await read_body(http)
+        size = sum(map(len, parts))
+
+        def work() -> T:
+            body = b"".join(parts)
+            parts.clear()
+            return parse(body)
+
+        return await self.run(work, size), size
 
     async def chat_prompt(
         self,

@@ -11,6 +11,7 @@ import os
 import shlex
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -40,6 +41,10 @@ DEATH_GRACE = 2.0
 """Seconds for which /health still says "dead" after the engine died, so that a probe sees why."""
 
 _CLOSING_SECONDS = 0.5
+_SWITCH_SECONDS = 0.0005
+"""How long a thread that prepares a request keeps the interpreter before the event loop may have it, each time that it
+wants it. With Python's own 5 ms and two threads that render 50,000 messages each, a small request took 177 ms at the
+median, with this 14, and the threads were no slower."""
 
 
 class _Http(uvicorn.Server):
@@ -106,6 +111,7 @@ class Server:
     async def run(self) -> int:
         """Serve until a signal (0), the engine's death or a failed start (1)."""
         loop = asyncio.get_running_loop()
+        sys.setswitchinterval(_SWITCH_SECONDS)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
