@@ -31,11 +31,12 @@ MAX_TEXT_BYTES = 256 << 10
 MAX_CHOICES = 10_000
 CACHED, CACHED_CHARACTERS = 32, 1 << 20
 """Compiled grammars that are kept, the last used ones, and characters of their texts: compiled, one takes about 60
-times as many bytes. What is followed adds to that: up to 50 MB, where a grammar is made to have as many states as it
-may."""
+times as many bytes. What is followed adds to that: up to 50 MB a lexer, where a grammar is made to have as many states
+as it may."""
 
-_AGAIN = 0.5
-"""Seconds that lexers of one grammar may take to make. One takes 1 to 3 ms for a usual schema, and up to half a MB."""
+_LEXERS, _SECONDS = 32, 0.25
+"""Lexers that one grammar may have, of twice as many in all, and the processor time that making them may take: 1 to 3
+ms each for a usual schema. With one for each of 128 sequences, masks take twice the time at first."""
 
 WHITESPACE = r" |\n(?: {0,32}|\t{0,8})"
 """What may stand between two parts of a JSON text: nothing, a space, or a new line with indentation. Bounded, because
@@ -83,7 +84,8 @@ class _Compiled:
     def may_have_another(self, size: int) -> bool:
         """Whether one more lexer is worth its time and memory. size: characters of the grammar."""
         count = len(self.lexers) + 1
-        return self.seconds * count / (count - 1) < _AGAIN and size * count < CACHED_CHARACTERS // 4
+        seconds = self.seconds * count / (count - 1)
+        return count <= _LEXERS and seconds < _SECONDS and size * count < CACHED_CHARACTERS // 4
 
 
 class Compiler:
@@ -136,7 +138,7 @@ class Compiler:
         return self.lease(grammar, None)[0]
 
     def lease(self, grammar: Grammar, user: object | None) -> tuple[llguidance.LLMatcher, int]:
-        """A `matcher`, and the number of its lexer, which it shares with no other that is in use, where that is cheap.
+        """A `matcher`, and the number of its lexer, which it shares with few that are in use, where that is cheap.
 
         user: as long as this lives, the matcher is in use.
         """
@@ -148,16 +150,20 @@ class Compiler:
                     if user is not None:
                         users.add(user)
                     return matcher.deep_copy(), number
-        began = time.perf_counter()
+        began = time.thread_time()
         matcher = self._compile(grammar)
-        seconds = time.perf_counter() - began
+        seconds = time.thread_time() - began
         with self._lock:
             compiled = self._cache.setdefault(grammar, _Compiled())
             number = next(self._numbers)
             compiled.lexers.append((number, matcher, WeakSet(() if user is None else (user,))))
             compiled.seconds += seconds
             self._cached_characters += len(grammar.text)
-            while len(self._cache) > CACHED or self._cached_characters > CACHED_CHARACTERS:
+            while (
+                len(self._cache) > CACHED
+                or self._cached_characters > CACHED_CHARACTERS
+                or sum(len(each.lexers) for each in self._cache.values()) > 2 * _LEXERS
+            ):
                 dropped, old = self._cache.popitem(last=False)
                 self._cached_characters -= len(dropped.text) * len(old.lexers)
             return matcher.deep_copy(), number

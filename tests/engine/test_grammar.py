@@ -550,7 +550,7 @@ class User:
 
 def test_users_of_a_grammar_have_lexers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that share one wait for each other in every step; whoever comes later finds those of users who are gone."""
-    monkeypatch.setattr(grammar_module, "_AGAIN", 60.0)
+    monkeypatch.setattr(grammar_module, "_SECONDS", 60.0)
     compiler = grammar_module.Compiler(lambda: grammar_model.compiler().tokenizer)
     grammar, users = Grammar("regex", "[a-f]{3}"), [User() for _ in range(20)]
     leases = [compiler.lease(grammar, user) for user in users]
@@ -565,13 +565,24 @@ def test_users_of_a_grammar_have_lexers_of_their_own(monkeypatch: pytest.MonkeyP
     assert len(found) == 2 and found < lexers, "no other was made"
 
 
+def test_lexers_of_all_grammars_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_module, "_LEXERS", 5)
+    compiler = grammar_module.Compiler(lambda: grammar_model.compiler().tokenizer)
+    users = [User() for _ in range(12)]
+    for text in ("a", "b", "c"):
+        shared = Counter(compiler.lease(Grammar("regex", text), user)[1] for user in users)
+        assert sorted(shared.values()) == [2, 2, 2, 3, 3]
+    assert [grammar.text for grammar in compiler._cache] == ["b", "c"]
+    assert compiler._cached_characters == 10
+
+
 def test_lexers_of_a_grammar_are_bounded_by_time_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes when there are as many as may be shares one with as few as possible."""
     compiler = grammar_module.Compiler(lambda: grammar_model.compiler().tokenizer)
     users = [User() for _ in range(20)]
-    monkeypatch.setattr(grammar_module, "_AGAIN", 0.0)
+    monkeypatch.setattr(grammar_module, "_SECONDS", 0.0)
     assert len({compiler.lease(Grammar("regex", "[a-f]{3}"), user)[1] for user in users}) == 1
-    monkeypatch.setattr(grammar_module, "_AGAIN", 60.0)
+    monkeypatch.setattr(grammar_module, "_SECONDS", 60.0)
     monkeypatch.setattr(grammar_module, "CACHED_CHARACTERS", 20 * 40)
     shared = Counter(compiler.lease(Grammar("regex", "(ab|cd|ef){2} and so on"), user)[1] for user in users)
     assert 2 <= len(shared) < 20 and max(shared.values()) - min(shared.values()) <= 1
