@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import ssl
 from pathlib import Path
 
@@ -57,6 +59,27 @@ def test_https(start: Start, files: Files) -> None:
         assert http.post("/v1/chat/completions", json=body, headers=unsafe).status_code == 403
     with pytest.raises(httpx.TransportError):
         httpx.get(f"http://127.0.0.1:{server.port}/health", timeout=5)
+
+
+def test_plain_http_to_it_is_ended_and_harms_nobody(start: Start, files: Files) -> None:
+    server = start("--ssl-certfile", files.both)
+    context = ssl.create_default_context()
+    files.authority.configure_trust(context)
+    with httpx.Client(base_url=f"https://localhost:{server.port}", verify=context) as client:
+
+        def ready() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                return client.get("/health").status_code == 200
+            return False
+
+        eventually(ready, 20)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as plain:
+            plain.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                assert plain.recv(1000)[:4] != b"HTTP"  # an alert of TLS, or nothing: there is nobody to say more
+                assert plain.recv(1000) == b""
+        assert client.get("/health").status_code == 200
+    assert "Traceback" not in server.output.read_text()
 
 
 def test_files_that_fit(files: Files) -> None:
