@@ -238,11 +238,27 @@ def _convert(where: str, name: str, raw: Any, *, strict: bool) -> Any:
         raw = float(raw)
     try:
         return msgspec.convert(raw, annotation, strict=strict)
-    except msgspec.ValidationError as error:
+    except msgspec.ValidationError:
         choices = get_args(_hints(extras=False)[name])
         literal = bool(choices) and all(isinstance(choice, str) for choice in choices)
-        accepted = ", ".join(choices) if literal else _description(name)
-        raise ConfigError(where, f"{raw!r}: {error}", accepted) from None
+        accepted = ", ".join(choices) if literal else f"{_kind(annotation)} ({_description(name)})"
+        raise ConfigError(where, repr(raw), accepted) from None
+
+
+def _kind(annotation: Any) -> str:
+    """A type and its bounds in words."""
+    whole = msgspec.json.schema(annotation)
+    schema = next((part for part in whole.get("anyOf", [whole]) if part.get("type") != "null"), whole)
+    words = {"integer": "an integer", "number": "a number", "string": "a text", "boolean": "true or false"}
+    text = words.get(schema.get("type", ""), "a list of texts")
+    if schema.get("items", schema).get("minLength"):
+        text += ", not empty"
+    for bound, word in (("minimum", "from"), ("exclusiveMinimum", "above"), ("maximum", "to")):
+        if (value := schema.get(bound)) is not None and abs(value) < 2**53:
+            text += f" {word} {value}"
+    if pattern := schema.get("pattern"):
+        text += f" that matches {pattern}"
+    return text
 
 
 def _read_file(path: Path) -> dict[str, Any]:

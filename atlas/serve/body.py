@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from atlas.serve.errors import ApiError, invalid, unsupported
+from atlas.serve.reference import wrong_fields
 from atlas.serve.reference.unknown_fields import unknown_fields
 
 _AT = re.compile(r"(?P<what>.*) - at `(?P<path>\$.*)`", re.DOTALL)
@@ -74,6 +75,8 @@ def decode(body: bytes) -> dict[str, Any]:
     """The JSON object that a body is. Raises ApiError 400, and 413 for one of too many parts."""
     if len(body) > MAX_VALUES:
         _check_values(body)
+    if not body.strip():
+        raise invalid(None, "empty", "a JSON object", code="invalid_json")
     try:
         with _without_collector(len(body)):
             value = msgspec.json.decode(body)
@@ -135,7 +138,7 @@ def convert(
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise _explain(str(error)) from None
+        raise _explain(str(error), value, kind) from None
 
 
 def _among(given: Any, values: tuple[Any, ...]) -> bool:
@@ -143,20 +146,22 @@ def _among(given: Any, values: tuple[Any, ...]) -> bool:
     return any(given == value and isinstance(given, bool) == isinstance(value, bool) for value in values)
 
 
-def _explain(text: str) -> ApiError:
+def _explain(text: str, value: dict[str, Any], kind: type[msgspec.Struct]) -> ApiError:
     match = _AT.fullmatch(text)
     what, path = (match["what"], match["path"].removeprefix("$").lstrip(".")) if match else (text, "")
+    if absent := _MISSING.fullmatch(what):
+        field = absent["field"]
+        where = f"{path}.{field}" if path else field
+        missing = wrong_fields.missing(kind, value, path, field)
+        return invalid(where, missing, wrong_fields.accepted(kind, where), code="missing_required_parameter")
     if len(what) > MAX_FOUND:  # it quotes the value, which may be megabytes
         what = what[:MAX_FOUND] + "..."
-    if missing := _MISSING.fullmatch(what):
-        path = f"{path}.{missing['field']}" if path else missing["field"]
-        return invalid(path, "missing", code="missing_required_parameter")
+    found = wrong_fields.found(value, path, what) if path else what
     if path.endswith("role") and what.startswith("Invalid enum value"):
-        roles = "system, developer, user, assistant, tool"
-        return invalid(path, what.replace("Invalid enum value", "unknown role"), roles)
+        return invalid(path, f"unknown role {found}", "system, developer, user, assistant, tool")
     if re.search(r"content\[\d+\]\.type$", path):
-        return invalid(path, what, "text parts only", code="unsupported_content")
-    return invalid(path or None, what)
+        return invalid(path, found, "text parts only", code="unsupported_content")
+    return invalid(path or None, found, wrong_fields.accepted(kind, path) if path else "")
 
 
 def _json_name(value: Any) -> str:

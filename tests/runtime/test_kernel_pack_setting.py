@@ -38,7 +38,7 @@ def test_unset_and_from_a_file(tmp_path: Path) -> None:
     file.write_text('kernel_pack = ["x.atlaspack"]\n')
     assert load(["--config", str(file)]).config.kernel_pack == (str(tmp_path / "x.atlaspack"),)
     file.write_text('kernel_pack = "x.atlaspack"\n')
-    with pytest.raises(ConfigError, match="atlas.toml: kernel_pack: 'x.atlaspack': Expected `array`, got `str`"):
+    with pytest.raises(ConfigError, match="atlas.toml: kernel_pack: 'x.atlaspack'; accepted: a list of texts"):
         load(["--config", str(file)])
 
 

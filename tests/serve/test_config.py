@@ -99,7 +99,7 @@ def test_every_field_has_a_flag_and_help(capsys: pytest.CaptureFixture[str]) -> 
         (["--default-sampling", '{"top_k": 1.5}'], ["--default-sampling", "top_k is 1.5", "a whole number"]),
         (["--default-sampling", '{"min_p": "0.1"}'], ["--default-sampling", "min_p is '0.1'"]),
         (["--default-sampling", '{"min_p": true}'], ["--default-sampling", "min_p is True"]),
-        (["--served-model-name", ""], ["--served-model-name", "length"]),
+        (["--served-model-name", ""], ["--served-model-name", "not empty"]),
         (["--enable-thinking=x"], ["--enable-thinking"]),
         (["--log-format", "xml"], ["--log-format", "xml", "text, json"]),
         (["--metrics-prefix", "9x:"], ["--metrics-prefix", "9x:", "letters, digits and underscores"]),
@@ -118,10 +118,10 @@ def test_wrong_flags_are_named(argv: list[str], words: list[str]) -> None:
         ("prot = 1", ["prot", "did you mean port?"]),
         ('port = "8000"', ["port", "int"]),
         ("port = ", ["TOML"]),
-        ("offline = 1", ["offline", "bool"]),
+        ("offline = 1", ["offline", "true or false"]),
         ("default_sampling = {top_p = 2}", ["default_sampling", "top_p is 2"]),
-        ('served_model_name = "x"', ["served_model_name", "array"]),
-        ('enable_thinking = "no"', ["enable_thinking", "bool"]),
+        ('served_model_name = "x"', ["served_model_name", "a list of texts"]),
+        ('enable_thinking = "no"', ["enable_thinking", "true or false"]),
     ],
 )
 def test_wrong_files_are_named(tmp_path: Path, text: str, words: list[str]) -> None:

@@ -60,14 +60,14 @@ def test_bodies(shared: RunningServer, path: str, body: bytes, words: list[str])
 
 CHAT_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"messages": []}, "messages", ["empty"]),
-    ({"messages": None}, "messages", ["array", "null"]),
-    ({"messages": 3}, "messages", ["array", "int"]),
-    ({"messages": "x"}, "messages", ["array", "str"]),
-    ({"messages": [3]}, "messages[0]", ["object"]),
+    ({"messages": None}, "messages", ["null", "list of ChatMessage"]),
+    ({"messages": 3}, "messages", [": 3;", "list of ChatMessage"]),
+    ({"messages": "x"}, "messages", ['"x"', "list of ChatMessage"]),
+    ({"messages": [3]}, "messages[0]", [": 3;", "object with role"]),
     ({"messages": [{"content": "a"}]}, "messages[0].role", ["missing"]),
-    ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content", ["str", "int"]),
+    ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content", [": 7;", "string or list of TextPart"]),
     ({"messages": [{"role": "user"}]}, "messages[0].content", ["absent"]),
-    ({"messages": [{"role": "x", "content": "a"}]}, "messages[0].role", ["'x'", "system, developer, user"]),
+    ({"messages": [{"role": "x", "content": "a"}]}, "messages[0].role", ['"x"', "system, developer, user"]),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "messages[0].content[0].type",
@@ -90,7 +90,7 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"guided_regex": "a("}, "guided_regex", ["regex parse error"]),
     ({"top_logprobs": 3}, "top_logprobs", ["3", "logprobs is true"]),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", ["21", "from 0 to 20"]),
-    ({"logprobs": 3}, "logprobs", ["bool", "int"]),
+    ({"logprobs": 3}, "logprobs", [": 3;", "boolean"]),
     ({"modalities": ["audio"]}, "modalities", ["not supported"]),
     ({"reasoning_effort": "much"}, "reasoning_effort", ["much"]),
     ({"enable_thinking": True}, "enable_thinking", ["reasoning on", "never reason"]),
@@ -102,37 +102,37 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
 COMMON_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"max_tokens": 0}, "max_tokens", ["0", "at least 1"]),
     ({"max_tokens": -1}, "max_tokens", ["-1", "at least 1"]),
-    ({"max_tokens": "5"}, "max_tokens", ["int", "str"]),
-    ({"max_tokens": 1.5}, "max_tokens", ["int", "float"]),
-    ({"max_tokens": True}, "max_tokens", ["int", "bool"]),
+    ({"max_tokens": "5"}, "max_tokens", ['"5"', "integer"]),
+    ({"max_tokens": 1.5}, "max_tokens", ["1.5", "integer"]),
+    ({"max_tokens": True}, "max_tokens", ["true", "integer"]),
     ({"temperature": -0.1}, "temperature", ["-0.1", "from 0 to 100"]),
     ({"temperature": 1e300}, "temperature", ["from 0 to 100"]),
-    ({"temperature": "hot"}, "temperature", ["float", "str"]),
+    ({"temperature": "hot"}, "temperature", ['"hot"', "number from 0 to 100"]),
     ({"top_p": 1.1}, "top_p", ["1.1", "from 0 to 1"]),
     ({"top_k": -2}, "top_k", ["-2"]),
-    ({"top_k": 1.5}, "top_k", ["int", "float"]),
+    ({"top_k": 1.5}, "top_k", ["1.5", "integer from -1"]),
     ({"seed": 2**63}, "seed", ["64-bit"]),
     ({"seed": 10**40}, "seed", ["64-bit"]),
-    ({"seed": "a"}, "seed", ["int", "str"]),
+    ({"seed": "a"}, "seed", ['"a"', "integer"]),
     ({"stop": ["a"] * 17}, "stop", ["17", "at most 16"]),
     ({"stop": ""}, "stop", ["0 characters"]),
     ({"stop": ["a", ""]}, "stop[1]", ["0 characters"]),
-    ({"stop": 3}, "stop", ["str", "int"]),
+    ({"stop": 3}, "stop", [": 3;", "string or list of strings"]),
     ({"stop_token_ids": [320]}, "stop_token_ids[0]", ["320", "0 to 319"]),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]", ["-1"]),
-    ({"stream": "yes"}, "stream", ["bool", "str"]),
-    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", ["bool"]),
-    ({"ignore_eos": 1}, "ignore_eos", ["bool"]),
+    ({"stream": "yes"}, "stream", ['"yes"', "boolean"]),
+    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", [": 1;", "boolean"]),
+    ({"ignore_eos": 1}, "ignore_eos", [": 1;", "boolean"]),
     ({"n": 0}, "n", ["0", "from 1 to 128"]),
     ({"n": 129}, "n", ["129"]),
-    ({"n": True}, "n", ["int", "bool"]),
+    ({"n": True}, "n", ["true", "integer from 1 to 128"]),
     ({"logit_bias": {"320": 1}}, "logit_bias", ["320", "0..319"]),
     ({"logit_bias": {"9" * 40: 1}}, "logit_bias", ["token ids"]),
     ({"logit_bias": {"a": 1}}, "logit_bias", ["'a'", "token ids"]),
     ({"logit_bias": {"-1": 1}}, "logit_bias", ["'-1'", "token ids"]),
     ({"logit_bias": {"76": 100.5}}, "logit_bias", ["100.5"]),
-    ({"logit_bias": {"76": "x"}}, "logit_bias[...]", ["float", "str"]),
-    ({"logit_bias": [76]}, "logit_bias", ["object", "array"]),
+    ({"logit_bias": {"76": "x"}}, "logit_bias[...]", ["a string", "number from -100 to 100"]),
+    ({"logit_bias": [76]}, "logit_bias", ["a list", "object"]),
     ({"presence_penalty": 2.5}, "presence_penalty", ["2.5", "from -2 to 2"]),
     ({"frequency_penalty": -3}, "frequency_penalty", ["-3"]),
     ({"repetition_penalty": 0}, "repetition_penalty", ["from 0.01 to 100"]),
@@ -141,22 +141,22 @@ COMMON_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", ["6", "max_tokens"]),
     ({"prompt_logprobs": 21}, "prompt_logprobs", ["21", "from 0 to 20"]),
     ({"prompt_logprobs": -1}, "prompt_logprobs", ["-1"]),
-    ({"include_stop_str_in_output": "yes"}, "include_stop_str_in_output", ["bool", "str"]),
+    ({"include_stop_str_in_output": "yes"}, "include_stop_str_in_output", ['"yes"', "boolean"]),
     ({"chat_template": "{{ 1 }}"}, "chat_template", ["not supported", "--chat-template FILE"]),
 ]
 
 TEXT_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
-    ({"prompt": None}, "prompt", ["str", "null"]),
+    ({"prompt": None}, "prompt", ["null", "string or list"]),
     ({"prompt": []}, "prompt", ["0 entries"]),
     ({"prompt": [[]]}, "prompt[0]", ["no tokens"]),
-    ({"prompt": [1.5]}, "prompt[0]", ["float"]),
-    ({"prompt": [1, "a"]}, "prompt[1]", ["str"]),
-    ({"prompt": [1, True]}, "prompt[1]", ["bool"]),
+    ({"prompt": [1.5]}, "prompt[0]", ["1.5"]),
+    ({"prompt": [1, "a"]}, "prompt[1]", ['"a"']),
+    ({"prompt": [1, True]}, "prompt[1]", ["true"]),
     ({"prompt": [320]}, "prompt[0]", ["320", "0 to 319"]),
     ({"prompt": [-1]}, "prompt[0]", ["-1"]),
-    ({"prompt": ["a", {}]}, "prompt[1]", ["dict"]),
+    ({"prompt": ["a", {}]}, "prompt[1]", ["an object"]),
     ({"prompt": [1] * 512}, "prompt", ["512 tokens", "at most 511"]),
-    ({"echo": 1}, "echo", ["bool", "int"]),
+    ({"echo": 1}, "echo", [": 1;", "boolean"]),
     ({"prompt": ["a"] * 100, "n": 100}, "n", ["100 for 100 prompts", "2048"]),
     ({"suffix": "x"}, "suffix", ["not supported"]),
     ({"best_of": 0}, "best_of", ["0", "from n, 1"]),
@@ -185,7 +185,12 @@ def test_fields_that_ask_for_nothing_are_fine(shared: RunningServer) -> None:
 
 
 def test_missing_fields(shared: RunningServer) -> None:
-    check(shared.http.post(CHAT, json={}), 400, "missing_required_parameter", "messages", "missing")
+    code = "missing_required_parameter"
+    check(shared.http.post(CHAT, json={}), 400, code, "messages", "missing; accepted: list of ChatMessage")
+    slip = {"model": "x", "mesages": [], "temprature": 1}
+    check(shared.http.post(CHAT, json=slip), 400, code, "messages", "missing, but there is 'mesages'")
+    flat = {"messages": YO, "tools": [{"type": "function", "name": "f"}]}
+    check(shared.http.post(CHAT, json=flat), 400, code, "tools[0].function", "there is 'name'; accepted: object with")
     check(shared.http.post(TEXT, json={}), 400, "missing_required_parameter", "prompt", "missing")
 
 

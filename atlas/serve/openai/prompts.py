@@ -6,6 +6,7 @@ from typing import Any
 
 from atlas.serve.errors import invalid
 from atlas.serve.frontend import check_length
+from atlas.serve.reference.wrong_fields import shown
 from atlas.serve.service import Serving
 
 MAX_PROMPTS = 2048
@@ -26,10 +27,10 @@ def encode_prompt(serving: Serving, where: str, prompt: str | list[Any]) -> list
     if isinstance(prompt, str):
         return serving.frontend.text_prompt(prompt, max_context, where)
     if not isinstance(prompt, list):
-        raise invalid(where, f"a {type(prompt).__name__}", "a string or a list of token ids")
+        raise invalid(where, shown(prompt), "a string or a list of token ids")
     for position, token in enumerate(prompt):
         if not _is_id(token):
-            raise invalid(f"{where}[{position}]", f"a {type(token).__name__}", "a token id")
+            raise invalid(f"{where}[{position}]", shown(token), "a token id")
         if not 0 <= token < vocab_size:
             raise invalid(f"{where}[{position}]", str(token)[:40], f"token ids from 0 to {vocab_size - 1}")
     check_length(len(prompt), max_context, where)
