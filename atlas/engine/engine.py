@@ -254,6 +254,8 @@ class Engine:
         self._finish(sequence)
         if by_grammar and (grammar := sequence.sampling.grammar) is not None:
             self._work.grammar_errors += 1
+            assert self._compiler is not None
+            self._compiler.forget(grammar)
             begin = " ".join(grammar.text.split())
             named = grammar.syntax + f" {begin[:60]}{'...' * (len(begin) > 60)}" * bool(begin)
             error = f"the grammar ({named}) cannot be followed: {error}"

@@ -168,6 +168,12 @@ class Compiler:
                 self._cached_characters -= len(dropped.text) * len(old.lexers)
             return matcher.deep_copy(), number
 
+    def forget(self, grammar: Grammar) -> None:
+        """Compile it anew for whoever wants it next: one of its lexers is full, of what all that share it have seen."""
+        with self._lock:
+            if (old := self._cache.pop(grammar, None)) is not None:
+                self._cached_characters -= len(grammar.text) * len(old.lexers)
+
     def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
         import llguidance
 

@@ -18,6 +18,7 @@ import pytest
 from atlas.engine import compilations, constraint
 from atlas.engine.constraint import Constraint, Masks
 from atlas.engine.engine import Engine
+from atlas.engine.grammar import LIMITS
 from atlas.engine.messages import SamplingParams, SequenceOutput
 from atlas.engine.sampling import Grammar
 from tests import tiny_model
@@ -236,6 +237,17 @@ def test_only_the_request_whose_grammar_it_is_ends(model: Path, how: str, monkey
         name: output.token_ids for name, output in alone.items()
     }
     assert engine.stats().work.grammar_errors == 1 and engine.stats().work.masks > 0
+
+
+def test_what_one_has_filled_is_empty_for_the_next(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences of one grammar share the states of its words, and so how many there may be."""
+    monkeypatch.setitem(LIMITS, "max_lexer_states", 300)
+    grammar, engine = Grammar("regex", "(.|\\n)*a(.|\\n){37}"), make(model)
+    for seed in range(3):
+        engine.add(f"long {seed}", [1], params(grammar, seed=seed, max_tokens=200))
+        ended = finish(engine)[f"long {seed}"]
+        assert ended.by_grammar and "too many states" in (ended.error or "")
+        assert len(ended.token_ids) > 5, "it begins with none"
 
 
 @pytest.mark.parametrize("aborted", [False, True])
