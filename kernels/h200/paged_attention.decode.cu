@@ -1,10 +1,11 @@
 /* atlas
 [rows]
-up_to = [4, 256]
+up_to = [4, 8, 256]
 [launch]
-grid = ["multiprocessors", 1, 1]
+grid = ["GRID", 1, 1]
 block = "(WARPS + ADDERS) * 32"
 shared = "WARPS * (PIECES * PAGE + RESULTS * RESULT)"
+resident = "RESIDENT"
 pdl = true
 [serves]
 q = ["bf16"]
@@ -21,7 +22,7 @@ where = [
 # Of 16 heads of 128 that leave f8g128, outside of the loop.
 spills = 64
 [scratch]
-bytes = "multiprocessors * SPLITS * HEADS * (WIDTH + 2) * 4"
+bytes = "GRID * SPLITS * HEADS * (WIDTH + 2) * 4"
 [layouts]
 k_cache = "kv_tiles"
 v_cache = "kv_tiles"
@@ -31,23 +32,31 @@ out = "tiles"
 # KV head again: of long heads the accumulators of 16 do not fit into the registers.
 GROUP = "n_heads // n_kv_heads"
 HEADS = "ceil_div(GROUP, ceil_div(GROUP, 8 + 8 * min(1, 128 // head_dim)))"
+# Elements of a padded head.
+WIDTH = "ceil_div(head_dim, 16) * 16"
 # H200, 32 / 8 heads of 128, us at 1, 8, 32, 128 rows x 640 keys: eight computing warps and four
 # that add up 6.1, 9.7, 24.0, 82.0, two that add up 7.3, 11.0, 25.9, 84.8. Up to four rows have a
 # small block, which can be resident beside a product's: against two warps that add up, four are
-# 0.8 us a layer faster at one row; with it 8 and 32 rows are 1.1 and 0.6 slower.
-FEW = "1 - min(1, max_rows // 5)"
+# 0.8 us a layer faster at one row; with it 8 and 32 rows are 1.1 and 0.6 slower. Eight rows have it
+# where a KV head has two query heads: Qwen3-0.6B takes 1.6 us a layer less, Llama-3-8B would take
+# 0.4 less with equal contexts, 0.7 more with others.
+FEW = "1 - min(1, max_rows // (5 + 4 * min(1, 2 // HEADS) * min(1, 8 // n_kv_heads)))"
 WARPS = "8 - 4 * FEW"
 ADDERS = 4
-# Bytes of all rings: 96 KB take 84.1, 128 KB 85.4 us (128 rows, 80 registers); at four rows 64
+# Of small blocks half again as many as multiprocessors are resident together, beside a product of
+# half of them: at 4 rows 1.2 and 1.6 us a layer less in the same two models.
+MORE = "FEW * min(1, 8 // n_kv_heads) * min(1, 512 // (HEADS * WIDTH))"
+GRID = "multiprocessors + MORE * (multiprocessors // 2)"
+RESIDENT = "1 + MORE"
+# Bytes of all rings: 96 KB take 84.1, 128 KB 85.4 us (128 rows, 80 registers); in a small block 64
 # KB leave a product room.
 RING = "98304 - 32768 * FEW"
 # Splits of a group at most, which one block adds up, and the units of the shortest: two instead of
 # four take 8.7 us at one row, 87.8 at 128 (85.4).
 SPLITS = 32
 SPLIT = 4
-# Bytes of a page, elements of a padded head.
+# Bytes of a page.
 PAGE = "ceil_div(head_dim, 64) * 2048"
-WIDTH = "ceil_div(head_dim, 16) * 16"
 # Pages of K and V in a warp's ring.
 PIECES = "max(2, RING // (WARPS * PAGE))"
 # Bytes of a unit's result, and how many a warp may leave.
@@ -119,19 +128,26 @@ struct Results {
   atlas::Barrier full[kResults], empty[kResults];
 };
 
-// Computes the results of a warp's units.
+// Waits for the inputs, and computes the results of a warp's units.
 __device__ inline void compute(Ring& ring, const types::q* q, Results& results, float* sums,
                                int lane) {
   Turn<kResults> result;
   Query query;
-  for (int loaded = -1; ring.of(ring.first, ring.read) >= 0; ++ring.read) {
-    const int place = ring.of(ring.place, ring.read);
+  constexpr unsigned kNone = ~0u;
+  unsigned loaded = kNone;
+  for (; ring.of(ring.first, ring.read) >= 0; ++ring.read) {
+    ring.look_on();
+    const unsigned place = ring.of(ring.place, ring.read);
     const int row = place / kGroups, group = place % kGroups;
     if (place != loaded) {
       const int in_kv = group % kGroupsPerKv * kHeads;
       const int head = group / kGroupsPerKv * kHeadsPerKv + in_kv;
-      query.load(q + (static_cast<size_t>(row) * n_heads + head) * head_dim, kHeadsPerKv - in_kv,
-                 lane);
+      const types::q* source = Query::source(q, static_cast<size_t>(row) * n_heads + head, lane);
+      if (loaded == kNone) {
+        asm volatile("" : "+l"(source));  // known before the wait
+        atlas::wait_for_inputs();
+      }
+      query.load(source, kHeadsPerKv - in_kv, lane);
       loaded = place;
     }
     const Cut cut = Cut::of(ring.rows.position[row]);
@@ -163,11 +179,13 @@ __device__ inline void compute(Ring& ring, const types::q* q, Results& results, 
       values[n] = atlas::shared_address(page);
     }
     sum_unit(sums + result.slot * kResult, weights, values, two, lane);
+    __syncwarp();  // every lane has written
+    if (lane == 0) results.full[result.slot].arrive();
     ring.release();
     if (two) ring.release();
-    if (lane == 0) results.full[result.slot].arrive();  // every lane has written
     result.advance();
   }
+  if (loaded == kNone) atlas::wait_for_inputs();
 }
 
 // Writes a group's rows; the last group's writer also fills the row up to whole tiles.
@@ -251,8 +269,9 @@ __device__ inline void add_up(Walk walk, Results* results, const float* sums, Pa
       }
       group.append(last);
       write_out(group, out, stretch.first.row, stretch.first.group);
-      atlas::named_barrier(1, kAddThreads);  // maximum and total are read by many threads
-      for (int split = 0; split < splits; ++split) group.empty(partial(other, split));
+      atlas::named_barrier(1, kAddThreads);  // all have taken what others take, too
+      uint2* const taken = partial(other, 0);
+      for (int i = Part::index(); i < splits * kPartial; i += kAddThreads) taken[i] = {0, 0};
       splits = 0;
     }
     if (walk.left <= 0) return;
@@ -261,7 +280,7 @@ __device__ inline void add_up(Walk walk, Results* results, const float* sums, Pa
     Part group;
     group.clear();
     int unit = first;
-    for (int split = first / walk.cut.split_units; unit < end; ++split) {
+    for (int split = quotient(first, walk.cut.split_units); unit < end; ++split) {
       const int stop = min(unit + walk.cut.split_units, end);
       Part sum;
       take(sum, min(stop - unit, kTogether));
@@ -332,6 +351,5 @@ ATLAS_KERNEL(const types::q* q, const types::k_cache* k_cache, const types::v_ca
                warp,
                lane};
   ring.begin();
-  atlas::wait_for_inputs();
   compute(ring, q, results[warp], sums + warp * kResults * kResult, lane);
 }

@@ -17,6 +17,10 @@ constexpr int kRowWarps = atlas::ceil_div(kMaxRows, atlas::kWarp);  // whose thr
 
 static_assert(kMaxRows <= launch::block, "a row has a thread");
 
+// Of what is not negative: two thirds of the instructions.
+__device__ inline int quotient(unsigned x, unsigned by) { return x / by; }
+__device__ inline int quotient_up(unsigned x, unsigned by) { return (x + by - 1) / by; }
+
 // How a row's keys are divided: a function of its position.
 struct Cut {
   int begin, position;  // first and last position that the row sees
@@ -26,21 +30,22 @@ struct Cut {
     Cut cut;
     cut.position = position;
     cut.begin = window > 0 && position >= window ? position - window + 1 : 0;
-    cut.first_page = cut.begin / atlas::kPageTokens;
-    cut.pages = position / atlas::kPageTokens - cut.first_page + 1;
-    cut.units = atlas::ceil_div(cut.pages, kUnitPages);
-    cut.split_units = atlas::ceil_div(cut.units, knobs::SPLITS * knobs::SPLIT) * knobs::SPLIT;
+    cut.first_page = quotient(cut.begin, atlas::kPageTokens);
+    cut.pages = quotient(position, atlas::kPageTokens) - cut.first_page + 1;
+    cut.units = quotient_up(cut.pages, kUnitPages);
+    cut.split_units = quotient_up(cut.units, knobs::SPLITS * knobs::SPLIT) * knobs::SPLIT;
     return cut;
   }
-  __device__ int splits() const { return atlas::ceil_div(units, split_units); }
+  __device__ int splits() const { return quotient_up(units, split_units); }
 };
 
 // The step's rows, and the lowest position that it computes of any sequence of a remainder.
 struct Rows {
   int position[kMaxRows], sequence[kMaxRows], lowest[kMaxRows];
 
+  __device__ static int remainder(unsigned sequence) { return sequence % kMaxRows; }
   // Earlier steps have written the keys before this one.
-  __device__ int fresh(int row) const { return lowest[sequence[row] % kMaxRows]; }
+  __device__ int fresh(int row) const { return lowest[remainder(sequence[row])]; }
 };
 
 struct Place {
@@ -78,7 +83,7 @@ struct Stretch {
     }
     if (warp < kRowWarps && lane == atlas::kWarp - 1) sums[warp] = before;
     __syncthreads();
-    if (has_row) atomicMin(&rows.lowest[sequence % kMaxRows], position);
+    if (has_row) atomicMin(&rows.lowest[Rows::remainder(sequence)], position);
     if (warp < kRowWarps) {
       int sum = 0;
 #pragma unroll
@@ -99,8 +104,8 @@ struct Stretch {
       while (begins || ends) {  // the rows of both at the same time, unless they are one
         const bool is_begin = begins;
         const int target = (is_begin ? from : until) - before;
-        int group = target / cut.units;
-        int unit = atlas::ceil_div(target - group * cut.units, cut.split_units) * cut.split_units;
+        int group = quotient(target, cut.units);
+        int unit = quotient_up(target - group * cut.units, cut.split_units) * cut.split_units;
         if (unit >= cut.units) unit = 0, ++group;
         (is_begin ? begin : end) = before + group * cut.units + unit;
         (is_begin ? first : last) =
@@ -144,7 +149,7 @@ struct Walk {
       at.group = 0;
       cut = Cut::of(rows.position[++at.row]);
     }
-    const int groups = at.unit / cut.units;
+    const int groups = quotient(at.unit, cut.units);
     at.group += groups;
     at.unit -= groups * cut.units;
   }

@@ -52,6 +52,10 @@ __device__ inline float base_of(float maximum) {
 struct Query {
   unsigned pairs[kHalves][kSteps][2];
 
+  // What a lane has of head `head` of the rows, and of those that follow.
+  __device__ static const __nv_bfloat16* source(const __nv_bfloat16* q, size_t head, int lane) {
+    return q + (head + lane / 4) * head_dim + lane % 4 * 2;
+  }
   // `heads` of them are there; the others, and elements past head_dim, are zeros.
   __device__ void load(const __nv_bfloat16* source, int heads, int lane) {
 #pragma unroll
@@ -62,8 +66,8 @@ struct Query {
         for (int n = 0; n < 2; ++n) {
           const int h = 8 * i + lane / 4, element = step * 16 + 8 * n + lane % 4 * 2;
           const bool inside = h < heads && element < head_dim;
-          pairs[i][step][n] =
-              inside ? *reinterpret_cast<const unsigned*>(source + h * head_dim + element) : 0;
+          const __nv_bfloat16* pair = source + 8 * i * head_dim + step * 16 + 8 * n;
+          pairs[i][step][n] = inside ? *reinterpret_cast<const unsigned*>(pair) : 0;
         }
   }
 };
@@ -111,6 +115,7 @@ __device__ inline void hide(float (&score)[kHalves][4], int token, int begin, in
 // next copy may write as soon as the warp has met.
 __device__ inline void blank(unsigned char* page, int token, int begin, int position, int lane) {
   constexpr int kChunks = atlas::kPageRowBytes / 16;
+#pragma unroll 1
   for (int i = lane; i < knobs::PAGE / 16; i += atlas::kWarp) {
     const int key = token + i / kChunks % atlas::kPageTokens;
     if (key < begin || key > position) reinterpret_cast<uint4*>(page)[i] = {0, 0, 0, 0};
@@ -164,6 +169,22 @@ __device__ inline void sum_unit(float* result, const Weights& weights,
   const int g = lane / 4, t = lane % 4;
   const unsigned in_page = atlas::in_page(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
   float* mine = result + 2 * t * kStride + g;
+#pragma unroll
+  for (int i = 0; i < kHalves; ++i) {
+    constexpr unsigned kOnes = 0x3F803F80u;  // the total is of the rounded weights, too
+    const unsigned ones[4] = {kOnes, kOnes, kOnes, kOnes};
+    float sum[4] = {};
+#pragma unroll
+    for (int n = 0; n < kUnitPages; ++n) atlas::mma_m16n8k16(sum, ones, weights.pairs[n][i]);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int head = 8 * i + e;
+      if (g == 0 && 2 * t + head < kHeads) {
+        *reinterpret_cast<float2*>(mine + head * kStride + kWidth) = {weights.maximum[i][e],
+                                                                      sum[e]};
+      }
+    }
+  }
   constexpr int kTogether = 4 / kHalves;  // steps whose loads come before their stores
 #pragma unroll
   for (int first = 0; first < kSteps; first += kTogether) {
@@ -193,22 +214,6 @@ __device__ inline void sum_unit(float* result, const Weights& weights,
             mine[head * kStride + element] = sum[s][i][c];
           }
         }
-  }
-#pragma unroll
-  for (int i = 0; i < kHalves; ++i) {
-    constexpr unsigned kOnes = 0x3F803F80u;  // the total is of the rounded weights, too
-    const unsigned ones[4] = {kOnes, kOnes, kOnes, kOnes};
-    float sum[4] = {};
-#pragma unroll
-    for (int n = 0; n < kUnitPages; ++n) atlas::mma_m16n8k16(sum, ones, weights.pairs[n][i]);
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int head = 8 * i + e;
-      if (g == 0 && 2 * t + head < kHeads) {
-        *reinterpret_cast<float2*>(mine + head * kStride + kWidth) = {weights.maximum[i][e],
-                                                                      sum[e]};
-      }
-    }
   }
 }
 

@@ -11,7 +11,8 @@ namespace decode {
 constexpr int kPageBytes = knobs::PAGE, kPieces = knobs::PIECES;
 
 static_assert(kPageBytes == atlas::kv_page_bytes(head_dim), "the declaration knows a page's size");
-static_assert(kPieces >= 2 && kPieces < atlas::kWarp, "V of both pages is there at once");
+static_assert(kPieces >= 2, "V of both pages is there at once");
+static_assert(kPieces < atlas::kWarp - 8, "a warp knows the units of all its pieces");
 
 // Where one stands in a ring of slots that are filled and emptied in turn.
 template <int kSlots>
@@ -83,10 +84,11 @@ struct Ring {
                      (kind < 2 ? k_cache : v_cache) + static_cast<size_t>(source) * kPageBytes,
                      kPageBytes, full[slot], atlas::evict_first_policy());
   }
-  __device__ void find_pages() {
-    if (copied - known == atlas::kWarp) look_ahead();
-    one = of(first, copied), other = of(second, copied);
+  // Before a unit: the next copies' units are known, too. Reading it copies four pieces.
+  __device__ void look_on() {
+    if (copied - known > atlas::kWarp - 4) look_ahead();
   }
+  __device__ void find_pages() { one = of(first, copied), other = of(second, copied); }
   __device__ void copy() {
     if (one < 0) return;
     if (lane == 0) fetch(to.slot, piece, piece % 2 == 0 ? one : other);
@@ -109,9 +111,11 @@ struct Ring {
   __device__ void renew(int token, int fresh, int position, bool two) {
     constexpr int kChunks = kPageBytes / (atlas::kPageTokens * 16);  // of a key
     const int pages = two ? 2 : 1, end = min(position + 1, token + pages * atlas::kPageTokens);
+#pragma unroll 1  // rarely more than one
     for (int key = max(token, fresh); key < end; ++key) {
       const int n = (key - token) / atlas::kPageTokens;
       const size_t page = of(n == 0 ? first : second, read);
+#pragma unroll 1
       for (int i = lane; i < 2 * kChunks; i += atlas::kWarp) {
         const int piece = n + i / kChunks * pages;
         if (piece >= early) continue;

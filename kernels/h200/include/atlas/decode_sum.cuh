@@ -86,9 +86,16 @@ struct Part {
   // Leaves the result to another block, in scratch that is zero. Words go out complemented, so that
   // none is zero: no result has all bits set, for arithmetic makes other NaNs.
   __device__ void send(uint2* partial) const {
-    visit(partial, [](uint2* at, float x, float y) {
-      atlas::store_relaxed(at, {outgoing(x), outgoing(y)});
-    });
+    const auto leave = [&](int at, float x, float y) {
+      atlas::store_relaxed(partial + at, {outgoing(x), outgoing(y)});
+    };
+#pragma unroll
+    for (int p = 0; p < kPasses; ++p) {
+      if (!used(p)) continue;
+      if (column(p) == 0) leave(head(p), maximum[p], total[p]);
+      leave(place(p), values[p][0], values[p][1]);
+      leave(place(p) + 1, values[p][2], values[p][3]);
+    }
   }
   // Whether all of a result has come. No branch, so that several are under way together.
   __device__ bool receive(const uint2* partial) {
@@ -106,10 +113,6 @@ struct Part {
     }
     return complete;
   }
-  // Makes it zero again.
-  __device__ void empty(uint2* partial) const {
-    visit(partial, [](uint2* at, float, float) { *at = {0, 0}; });
-  }
 
  private:
   __device__ static unsigned outgoing(float x) {
@@ -118,17 +121,6 @@ struct Part {
   }
   // Maximum and total of each head, then the quads. A thread without a quad takes the first.
   __device__ static int place(int pass) { return kHeads + 2 * (used(pass) ? quad(pass) : 0); }
-  // Calls with(address, x, y) for the pairs that this thread has to write.
-  template <class With>
-  __device__ void visit(uint2* partial, With with) const {
-#pragma unroll
-    for (int p = 0; p < kPasses; ++p) {
-      if (!used(p)) continue;
-      if (column(p) == 0) with(partial + head(p), maximum[p], total[p]);
-      with(partial + place(p), values[p][0], values[p][1]);
-      with(partial + place(p) + 1, values[p][2], values[p][3]);
-    }
-  }
 };
 
 }  // namespace decode
