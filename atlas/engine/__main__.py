@@ -191,6 +191,13 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
+def _leave_stopping_to_parent() -> None:
+    """systemd stops a service by a signal to all of its processes, but what runs has to finish first: the API process
+    says when. A hung engine, and one that still loads, it kills."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m atlas.engine", description=__doc__)
     parser.add_argument("--socket", required=True, help="unix socket of the API process")
@@ -207,6 +214,7 @@ def main() -> int:
         if not isinstance(received[0], messages.Configure):
             raise ValueError(f"the first message is {type(received[0]).__name__}, accepted: Configure")
         engine = load(received[0].config, channel)
+        _leave_stopping_to_parent()
         serve(channel, engine)
     except (AtlasError, msgspec.ValidationError, ValueError) as error:
         channel.send(messages.Fatal(str(error)))

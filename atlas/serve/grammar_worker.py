@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import struct
 import sys
 from collections.abc import Iterator
@@ -160,7 +161,9 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 
 def main() -> None:
-    """Serve until stdin ends."""
+    """Serve until stdin ends. systemd stops a service by a signal to this process too, but what it is asked is still to
+    be answered."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 

@@ -218,11 +218,19 @@ def test_a_model_that_cannot_be_served_is_named(
 
 
 def test_sigterm_ends_it_and_leaves_nothing(server: RealServer) -> None:
-    """Last: the module's server goes."""
+    """Last: the module's server goes. All of its processes get the signal, as systemd stops a service: what runs still
+    finishes."""
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    server.chat(QUESTION, max_tokens=1, response_format=schema)  # starts a process that compiles grammars
     children = subprocess.run(
         ["ps", "-o", "pid=", "--ppid", str(server.process.pid)], capture_output=True, text=True
     ).stdout.split()
-    server.process.send_signal(signal.SIGTERM)
+    assert len(children) >= 2
+    stream = iter(server.chat(STORY, max_tokens=200, stream=True, extra_body={"ignore_eos": True}))
+    next(stream)
+    for pid in (server.process.pid, *map(int, children)):
+        os.kill(pid, signal.SIGTERM)
+    assert streamed(stream)[1] == "length"
     assert server.process.wait(20) == 0
     for child in children:
         eventually(lambda pid=int(child): not _exists(pid), 10)
