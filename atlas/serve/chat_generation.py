@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -20,9 +20,10 @@ from atlas.serve.generation import Job
 from atlas.serve.jobs import make_jobs, sampling_of
 from atlas.serve.openai.requests import ChatRequest
 from atlas.serve.reasoning import Reasoning, marker_ids, reasoning_of
-from atlas.serve.reference.unknown_fields import NO_SWITCH, Unread
+from atlas.serve.reference.unknown_fields import NO_SWITCH, NOT_SHOWN, Unread
 from atlas.serve.service import Service, Serving
-from atlas.text.messages import guard_all
+from atlas.text.chat_template import ChatTemplate
+from atlas.text.messages import ChatMessage, guard_all
 from atlas.text.tools import NamedTool, Tool, check_tools, chosen
 
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_.-]{0,64}")
@@ -53,7 +54,7 @@ class Plan(msgspec.Struct, frozen=True):
     markers: Markers | None
     reasoning: Reasoning
     variables: dict[str, Any]
-    unread: list[str]
+    unread: list[Unread]
     choice: Literal["none", "auto", "required"] | NamedTool = "none"
     one: bool = False
 
@@ -73,6 +74,7 @@ async def prepare(
     *,
     ignored: Sequence[str] = (),
     fields: Mapping[str, str] | None = None,
+    named: Callable[[str], str] | None = None,
 ) -> Prepared:
     """Everything about a request that can be wrong is found here: raises ApiError 400 (404: another model).
 
@@ -80,6 +82,7 @@ async def prepare(
     ignored: fields that the caller found nobody to read, for the header that tells of them.
     fields: what the caller's API calls a field of `ChatRequest`, for errors. A path may stand for all below it:
         {"messages": "input", "max_tokens": "max_output_tokens"}.
+    named: the same for what the template does not read; None: as `fields` says.
     """
     with renamed(fields or {}):
         service.check_model(request.model)
@@ -87,7 +90,8 @@ async def prepare(
         plan = await frontend.run(partial(plan_of, frontend, request), body_size)
         defaults = frontend.presets.sampling(plan.reasoning.asked.thinks)
         sampling = await sampling_of(service, serving, request, defaults, body_size)
-        headers = service.report_ignored([*ignored, *plan.unread])
+        told = named or partial(called, fields=fields or {})
+        headers = service.report_ignored([*ignored, *(path.renamed(told(path)) for path in plan.unread)])
         prompt = await chat_prompt(frontend, request, plan, body_size, ready.max_context)
         inside = plan.markers is not None and _begins_inside(plan.markers, request, prompt.text)
         wanted = await answer_grammar(
@@ -128,12 +132,13 @@ async def chat_prompt(
 
 def plan_of(frontend: Frontend, request: ChatRequest) -> Plan:
     """Raises ApiError 400 for what this model cannot do."""
-    frontend.require_template()
+    template = frontend.require_template()
     presets = frontend.presets
     markers, switches = presets.markers, presets.switches
     reasoning = reasoning_of(request, presets)
     variables = _guarded(frontend, reasoning.asked.variables)
-    unread: list[str] = [Unread(path, NO_SWITCH) for path in reasoning.asked.ignored]
+    unread = [Unread(path, NO_SWITCH) for path in reasoning.asked.ignored]
+    unread += _not_shown(template, request.messages)
     _check_continued(request)
     try:
         schemas = check_tools(request.tools or [])
@@ -155,6 +160,17 @@ def plan_of(frontend: Frontend, request: ChatRequest) -> Plan:
     schemas = {tool.function.name: schemas[tool.function.name] for tool in tools}
     one = request.parallel_tool_calls is False or isinstance(choice, NamedTool)
     return Plan(tools, schemas, presets.parser, markers, reasoning, variables, unread, choice, one)
+
+
+def _not_shown(template: ChatTemplate, messages: Sequence[ChatMessage]) -> list[Unread]:
+    """What the model is not told of the conversation: the first of a kind."""
+    found: dict[str, int] = {}
+    for position, message in enumerate(messages):
+        if message.tool_calls and not template.shows_calls:
+            found.setdefault("tool_calls", position)
+        if message.name is not None and message.role == "user" and not template.shows_names:
+            found.setdefault("name", position)
+    return [Unread(f"messages[{position}].{field}", NOT_SHOWN) for field, position in found.items()]
 
 
 def _guarded(frontend: Frontend, variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,9 +226,8 @@ def renamed(fields: Mapping[str, str]) -> Generator[None]:
         yield
     except ApiError as error:
         path = error.body.param
-        if path is None or not fields:
+        if path is None or (other := called(path, fields)) == path:
             raise
-        other = called(path, fields)
         message = error.body.message
         if message.startswith(path):
             message = other + message[len(path) :]

@@ -96,6 +96,7 @@ class Frontend:
         if template is not None:
             # Found here by rendering, which stalls no stream.
             logger.debug("calls of the history are rendered in this way: %s", template.call_style)
+            logger.debug("shown of the history: calls %s, names %s", template.shows_calls, template.shows_names)
         if template is None:
             logger.warning("%s: /v1/chat/completions will answer 400, /v1/completions works", fault)
         elif config.tool_parser == "auto" and presets.switches.takes_tools and presets.tool_format is None:

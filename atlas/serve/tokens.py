@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -122,7 +122,7 @@ async def _of_prompt(serving: Serving, request: TokenizeRequest, size: int) -> l
     return await serving.frontend.run(encode, size)
 
 
-async def _of_messages(serving: Serving, request: TokenizeRequest, size: int) -> tuple[list[int], list[str]]:
+async def _of_messages(serving: Serving, request: TokenizeRequest, size: int) -> tuple[list[int], Sequence[str]]:
     """The ids, and the paths of fields that the template does not read."""
     if request.prompt is not None:
         raise invalid("prompt", "given with messages", "one of the two")

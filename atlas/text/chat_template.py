@@ -116,9 +116,28 @@ class ChatTemplate:
             raise RequestError("messages", found) from None
         return "".join(chunks)
 
-    @functools.cached_property
+    @property
     def call_style(self) -> CallStyle:
         """How this template wants tool calls of the history: the first way in which a call gets into the prompt."""
+        return self._calls[0]
+
+    @property
+    def shows_calls(self) -> bool:
+        """Whether tool calls of the history get into the prompt; also where a template refuses whatever was tried."""
+        return self._calls[1]
+
+    @functools.cached_property
+    def shows_names(self) -> bool:
+        """Whether the `name` of a user's message gets into the prompt."""
+        turns = ({"role": "user", "content": "Hi", "name": "probe-name"},)
+        try:
+            return "probe-name" in self.render(turns, seconds=PROBE_SECONDS)
+        except RequestError:
+            return True
+
+    @functools.cached_property
+    def _calls(self) -> tuple[CallStyle, bool]:
+        refused = True
         for style in (CallStyle(null, text) for text in (False, True) for null in (False, True)):
             arguments: Any = {"place": "probe-value"}
             function = {"name": "probe-name", "arguments": json.dumps(arguments) if style.text_arguments else arguments}
@@ -135,8 +154,9 @@ class ChatTemplate:
             except RequestError:
                 continue
             if "probe-value" in text:
-                return style
-        return CallStyle()
+                return style, True
+            refused = False
+        return CallStyle(), refused
 
     def _to_json(
         self,

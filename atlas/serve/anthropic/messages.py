@@ -83,7 +83,7 @@ async def _ask(http: Request, service: Service, serving: Serving) -> _Asked:
         read = partial(_read, serving, MessagesRequest)
         (request, translation, ignored), size = await serving.frontend.read(http, read)
     with callers_words(translation):
-        prepared = await prepare(service, serving, translation.chat, size, ignored=ignored)
+        prepared = await prepare(service, serving, translation.chat, size, ignored=ignored, named=translation.named)
     (job,) = prepared.jobs
     if job.grammar_field:
         job = msgspec.structs.replace(job, grammar_field=renamed(job.grammar_field, translation))
@@ -101,7 +101,8 @@ async def count_tokens(http: Request, service: Service) -> Response:
     with callers_words(translation):
         service.check_model(chat.model)
         plan = await frontend.run(partial(plan_of, frontend, chat), size)
-        headers = service.report_ignored([*ignored, *plan.unread])
+        unread = (path.renamed(translation.named(path)) for path in plan.unread)
+        headers = service.report_ignored([*ignored, *unread])
         # Whatever its length: agent tools ask by how much a conversation has outgrown the context.
         prompt = await chat_prompt(frontend, chat, plan, size, None)
     return json_response(TokenCount(len(prompt.ids)), headers)

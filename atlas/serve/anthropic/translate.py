@@ -41,6 +41,13 @@ class Translation(msgspec.Struct, frozen=True):
     tools: list[str]
     unread: list[Unread]
 
+    def named(self, path: str) -> str:
+        """What a path in `chat` that the template does not read is in the request."""
+        if (found := _CALLS.fullmatch(path)) is None:
+            return path
+        turn = self.messages[int(found[1])].split(".")[1]
+        return f"messages[{turn}].content.tool_use"
+
 
 def translate(request: Conversation, presets: Presets) -> Translation:
     """Raises ApiError 400 for fields that contradict each other.
@@ -161,6 +168,7 @@ _NAMES = (
 )
 
 _TOOL = re.compile(r"tools\[(\d+)\](?:\.function(\.parameters\b)?)?")
+_CALLS = re.compile(r"messages\[(\d+)\]\.tool_calls")
 _MESSAGE = re.compile(r"messages\[(\d+)\](?:\.content(?:\[\d+\]\.text)?)?")
 _TOO_LONG = re.compile(r"messages: (?P<found>(?:at least )?\d+) tokens; accepted: at most (?P<most>\d+) ")
 

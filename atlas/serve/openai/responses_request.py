@@ -270,6 +270,11 @@ def chat_request(request: ResponseRequest, conversation: Conversation) -> tuple[
     }
     names |= {f"messages[{position}]": where for position, where in enumerate(conversation.where)}
     names |= {f"tools[{place}].function": where for place, (_, where) in enumerate(functions)}
+    names |= {
+        f"messages[{position}].tool_calls": f"{where}.function_call"
+        for position, where in enumerate(conversation.where)
+        if conversation.messages[position].tool_calls
+    }
     if isinstance(request.tool_choice, AllowedFunctions):
         there = "tool_choice.allowed_tools.tools"
         places = range(len(request.tool_choice.tools))

@@ -15,6 +15,7 @@ MAX_REPORTED = 32
 
 NO_FIELD = "no field of this request"
 NO_SWITCH = "this model's template has no switch for it"
+NOT_SHOWN = "this model's template does not show it"
 """Why nothing reads a field."""
 
 _INDEX = re.compile(r"\[\d+\]")
@@ -34,6 +35,10 @@ class Unread(str):
         self = super().__new__(cls, path)
         self.why, self.siblings = why, siblings
         return self
+
+    def renamed(self, path: str) -> Unread:
+        """The same under another path."""
+        return Unread(path, self.why, self.siblings)
 
     def meant(self) -> str | None:
         """The field whose name is so much like this one's that it is a slip of the pen. Takes a millisecond: it is for
