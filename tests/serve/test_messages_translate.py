@@ -121,6 +121,12 @@ def found(name: str) -> dict[str, Any]:
     return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": [part]}]}
 
 
+def test_a_schema_may_have_nulls_where_the_official_type_has() -> None:
+    schema = {"type": "object", "properties": None, "required": None, "default": None}
+    (given,) = translated("plain", tools=[{"name": "f", "input_schema": schema}]).chat.tools or []
+    assert given.function.parameters == {"type": "object", "default": None}
+
+
 def test_the_tools_that_a_conversation_has_come_to_offer() -> None:
     tools = [tool("a"), tool("b", defer_loading=True), tool("c")]
     assert offered(tools=tools) == ["a", "c"]

@@ -73,3 +73,22 @@ def test_a_field_is_called_what_the_request_calls_it(tmp_path: Path) -> None:
     body = {"input": "a", "store": False, "reasoning": {"effort": "low"}}
     answer = ask(serve(tmp_path, PLAIN), "/v1/responses", body)
     assert answer.headers[IGNORED] == "reasoning.effort"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}), ("/v1/responses", {"input": "a"})],
+)
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"prompt_cache_retention": "24h"},
+        {"prompt_cache_retention": "in_memory"},
+        {"prompt_cache_options": {"mode": "implicit"}},
+    ],
+)
+def test_both_of_openais_take_hints_that_ask_for_nothing(
+    tmp_path: Path, path: str, body: dict[str, Any], extra: dict[str, Any]
+) -> None:
+    answer = ask(serve(tmp_path, PLAIN), path, {**body, **extra})
+    assert answer.status_code == 200 and IGNORED not in answer.headers, answer.text

@@ -78,7 +78,7 @@ def _tools(request: Conversation, chat: ChatRequest) -> list[str]:
     """Set the tools, and which of them may be called. Returns their paths."""
     offered = offered_tools(request)
     chat.tools = [
-        Tool(Function(entry.tool.name, entry.tool.description, entry.tool.input_schema, entry.tool.strict))
+        Tool(Function(entry.tool.name, entry.tool.description, _schema(entry.tool.input_schema), entry.tool.strict))
         for entry in offered
     ]
     if (choice := request.tool_choice) is not None:
@@ -86,6 +86,14 @@ def _tools(request: Conversation, chat: ChatRequest) -> list[str]:
         if choice.disable_parallel_tool_use:
             chat.parallel_tool_calls = False
     return [dotted(entry.path) for entry in offered]
+
+
+def _schema(given: dict[str, Any]) -> dict[str, Any]:
+    """Without what the API lets be null, and JSON Schema does not."""
+    return {name: value for name, value in given.items() if value is not None or name not in _NULLABLE}
+
+
+_NULLABLE = ("properties", "required")
 
 
 def _choice(choice: ToolChoice) -> Any:

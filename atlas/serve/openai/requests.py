@@ -252,8 +252,9 @@ _NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {
     "moderation": (),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "prompt_cache_retention": ("in_memory", "in-memory"),
-    "prompt_cache_options": ({},),
+    # The longest time that is allowed, and the default: what is cached here lives as long as the process at most.
+    "prompt_cache_retention": ("in_memory", "in-memory", "24h"),
+    "prompt_cache_options": ({}, {"mode": "implicit"}),
 }
 
 _NEUTRAL_COMPLETION: Mapping[str, tuple[Any, ...]] = {

@@ -162,7 +162,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "moderation": (),
     "n": (1,),
     "prompt": (),
-    "prompt_cache_options": (),
+    "prompt_cache_options": ({}, {"mode": "implicit"}),
 }
 
 _INTEGERS = ("max_output_tokens",)
