@@ -158,7 +158,7 @@ def _explain(text: str, value: dict[str, Any], kind: type[msgspec.Struct]) -> Ap
         what = what[:MAX_FOUND] + "..."
     found = wrong_fields.found(value, path, what) if path else what
     if path.endswith("role") and what.startswith("Invalid enum value"):
-        return invalid(path, f"unknown role {found}", "system, developer, user, assistant, tool")
+        return invalid(path, f"unknown role {found}", wrong_fields.accepted(kind, path))
     if re.search(r"content\[\d+\]\.type$", path):
         return invalid(path, found, "text parts only", code="unsupported_content")
     return invalid(path or None, found, wrong_fields.accepted(kind, path) if path else "")

@@ -121,6 +121,12 @@ def found(name: str) -> dict[str, Any]:
     return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": [part]}]}
 
 
+def test_the_roles_that_an_error_names_are_those_of_this_api() -> None:
+    with pytest.raises(ApiError) as caught:
+        read(b'{"max_tokens": 5, "messages": [{"role": "tool", "content": "a"}]}', MessagesRequest)
+    assert caught.value.body.message.endswith('unknown role "tool"; accepted: "assistant" or "system" or "user"')
+
+
 def test_a_schema_may_have_nulls_where_the_official_type_has() -> None:
     schema = {"type": "object", "properties": None, "required": None, "default": None}
     (given,) = translated("plain", tools=[{"name": "f", "input_schema": schema}]).chat.tools or []

@@ -67,7 +67,7 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"messages": [{"content": "a"}]}, "messages[0].role", ["missing"]),
     ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content", [": 7;", "string or list of TextPart"]),
     ({"messages": [{"role": "user"}]}, "messages[0].content", ["absent"]),
-    ({"messages": [{"role": "x", "content": "a"}]}, "messages[0].role", ['"x"', "system, developer, user"]),
+    ({"messages": [{"role": "x", "content": "a"}]}, "messages[0].role", ['"x"', '"system" or "tool" or "user"']),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "messages[0].content[0].type",
