@@ -33,12 +33,13 @@ LARGE_TEXT = 8 << 10
 """Bytes of a request from which its work moves off the event loop: there, it is about a millisecond."""
 
 MAX_TEXT = 4 << 20
-"""Characters that are tokenised for nothing but their ids: a few seconds' work."""
+"""Bytes of a text that is tokenised for nothing but its ids: a few seconds' work, and 150 bytes of memory for each of
+its tokens, of which a byte may be one."""
 
 SLOW_SECONDS = 0.05
 
-_CHARACTERS_PER_TOKEN = 16
-"""Far above any real text's average; only decides when a first look at the beginning is worth it."""
+_CHARACTERS_PER_TOKEN = 8
+"""Above most real texts' average; only decides when a first look at the pieces is worth it."""
 
 _HERE = "\ufdd1"
 """Marks the end of a content that the answer goes on with; like the tokenizer's guard, no text means anything by it."""
@@ -213,19 +214,20 @@ def check_length(tokens: int, max_context: int, where: str, *, at_least: bool = 
 
 
 def _encode(encode: Callable[[str], list[int]], text: str, max_context: int | None, where: str) -> list[int]:
-    """Tokenise, but do not spend seconds on a text whose beginning alone is too long."""
+    """Tokenise, but spend neither seconds nor gigabytes on a text that is far too long."""
     try:
         if max_context is None:
-            if len(text) > MAX_TEXT:
-                found = f"{len(text)} characters"
-                raise invalid(where, found, f"at most {MAX_TEXT}", code="string_above_max_length")
+            if (size := len(text.encode(errors="surrogatepass"))) > MAX_TEXT:
+                raise invalid(where, f"{size} bytes", f"at most {MAX_TEXT}", code="string_above_max_length")
             return encode(text)
-        beginning = _CHARACTERS_PER_TOKEN * max_context
-        if len(text) > 2 * beginning:
-            tokens = len(encode(text[:beginning]))
-            # The cut can change the last few tokens; a tenth is far more than it can.
-            if tokens > max_context + max_context // 10 + 16:
-                check_length(tokens, max_context, where, at_least=True)
+        if len(text) > _CHARACTERS_PER_TOKEN * max_context:
+            piece = max(max_context, 4096)
+            tokens, most = 0, max_context + max_context // 10
+            for at in range(0, len(text), piece):
+                tokens += len(encode(text[at : at + piece]))
+                most += 16  # a cut can change the tokens around it: far fewer
+                if tokens > most:
+                    check_length(tokens, max_context, where, at_least=True)
         ids = encode(text)
     except RequestError as error:
         raise invalid(where, error.found, error.accepted) from None

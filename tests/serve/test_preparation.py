@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from atlas.serve.access.auth import ANONYMOUS, CLIENT
 from atlas.serve.access.limits import Account, Limits, account_of
 from atlas.serve.access.preparation import Place, Preparation
 from atlas.serve.errors import ApiError
+from atlas.serve.frontend import _encode
 from atlas.serve.http import MAX_BODY, read_body
 
 
@@ -175,3 +177,35 @@ def test_a_refused_request_takes_nothing() -> None:
         assert layer._preparation.requests == 0
 
     asyncio.run(main())
+
+
+# ---- long texts ----------------------------------------------------------------------------------
+
+
+def encoder(characters_per_token: int) -> tuple[Callable[[str], list[int]], list[int]]:
+    """A tokeniser, and how long the texts were that it got."""
+    seen: list[int] = []
+
+    def encode(text: str) -> list[int]:
+        seen.append(len(text))
+        return [1] * -(-len(text) // characters_per_token)
+
+    return encode, seen
+
+
+@pytest.mark.parametrize("characters", [1, 2, 5])
+def test_a_text_far_too_long_is_not_tokenised_whole(characters: int) -> None:
+    """Which would take memory of what the client chooses, not of what the model can read."""
+    encode, seen = encoder(characters)
+    with pytest.raises(ApiError) as error:
+        _encode(encode, "x" * 10_000_000, 5000, "prompt")
+    assert error.value.body.code == "context_length_exceeded" and "at least" in error.value.body.message
+    assert max(seen) <= 5000 and sum(seen) <= 7000 * characters
+
+
+def test_a_text_of_long_tokens_is_taken() -> None:
+    encode, seen = encoder(50)
+    assert len(_encode(encode, "x" * 200_000, 5000, "prompt")) == 4000
+    assert seen[-1] == 200_000 and max(seen[:-1]) <= 5000
+    encode, seen = encoder(8)
+    assert len(_encode(encode, "x" * 39_000, 5000, "prompt")) == 4875 and seen == [39_000]

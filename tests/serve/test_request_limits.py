@@ -225,6 +225,30 @@ def test_the_queue() -> None:
     assert queue.waiting == 2
 
 
+def test_nobody_keeps_others_out_of_the_queue() -> None:
+    """Each that comes gets at least what would be its share; none more than that once the queue is full."""
+    queue = Queue(12)
+    accounts = {owner: Account(queue=queue, owner=owner) for owner in "abcd"}
+
+    def fill(owner: str) -> int:
+        before = queue.waiting
+        with pytest.raises(ApiError) as error:
+            for _ in range(100):
+                accounts[owner].enter_queue(1)
+        assert error.value.body.code == "queue_full"
+        return queue.waiting - before
+
+    assert [fill(owner) for owner in "abcd"] == [12, 6, 4, 3]
+    assert fill("a") == 0
+    for _ in range(10):
+        accounts["a"].leave_queue()
+    assert fill("a") == 1  # three are its share
+    for account in accounts.values():
+        account.close()
+    assert queue.waiting == 0 and not queue._owners
+    assert fill("b") == 12
+
+
 def test_a_batch_larger_than_the_queue_waits_alone() -> None:
     queue = Queue(4)
     big, small = Account(None, queue), Account(None, queue)

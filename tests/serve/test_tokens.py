@@ -72,8 +72,9 @@ def test_a_text_longer_than_the_context(shared: RunningServer) -> None:
     assert ask(shared, messages=[{"role": "user", "content": "x" * 20_000}])["count"] == 20_004
 
 
-def test_there_is_an_end_to_it(shared: RunningServer) -> None:
-    response = shared.http.post("/tokenize", json={"prompt": "x" * ((4 << 20) + 1)})
+@pytest.mark.parametrize("letter", ["x", "é", "😀"])
+def test_there_is_an_end_to_it(shared: RunningServer, letter: str) -> None:
+    response = shared.http.post("/tokenize", json={"prompt": letter * ((4 << 20) // len(letter.encode()) + 1)})
     assert response.status_code == 400
     assert (response.json()["error"]["code"], response.json()["error"]["param"]) == (
         "string_above_max_length",

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -85,18 +86,47 @@ class Client:
 
 
 class Queue:
-    """Sequences of all clients that wait for their first token."""
+    """Sequences that wait for their first token.
+
+    Where it is full, whoever has less than a share of it is still let in: the limit divided by how many have something
+    there, so that nobody can keep others out. With k of them there are never more than 1 + 1/2 + ... + 1/k limits.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit, self.waiting = limit, 0
+        self._owners = Counter[str]()
+
+    def enter(self, owner: str, sequences: int) -> None:
+        """Raises ApiError 429 where too many wait. An empty queue takes any one request."""
+        own = self._owners[owner]
+        share = self.limit // (len(self._owners.keys() - {owner}) + 1)
+        if self.waiting and self.waiting + sequences > self.limit and own + sequences > share:
+            message = f"{self.waiting} sequences wait for the engine, {own} of them this client's"
+            raise too_many("queue_full", f"{message}; accepted: at most {self.limit} (--max-queue)", 1)
+        self.waiting += sequences
+        self._owners[owner] += sequences
+
+    def leave(self, owner: str, sequences: int) -> None:
+        """So many of an owner's wait no longer."""
+        self.waiting -= sequences
+        self._owners[owner] -= sequences
+        if not self._owners[owner]:
+            del self._owners[owner]
 
 
 class Account:
     """What one request uses. An account of nobody, for work that no client asked for, is never refused."""
 
-    def __init__(self, client: Client | None = None, queue: Queue | None = None, place: Place | None = None) -> None:
-        """place: among the requests in preparation; until sequences of it are in the queue."""
-        self._client, self._queue, self._waiting, self._place = client, queue, 0, place
+    def __init__(
+        self,
+        client: Client | None = None,
+        queue: Queue | None = None,
+        place: Place | None = None,
+        owner: str = "",
+    ) -> None:
+        """place: among the requests in preparation; until sequences of it are in the queue.  owner: who shares that
+        with others."""
+        self._client, self._queue, self._waiting, self._place, self._owner = client, queue, 0, place, owner
         self._goes_on = False
         self.streams: list[EngineStream] = []
         """What the engine makes for the request."""
@@ -145,29 +175,23 @@ class Account:
         """An account for work that goes on when the request is over. Until it is closed, that counts as a request under
         way."""
         self.prepared()
-        account = Account(self._client, self._queue)
+        account = Account(self._client, self._queue, owner=self._owner)
         if self._client is not None:
             self._client.active += 1
             account._goes_on = True
         return account
 
     def enter_queue(self, sequences: int) -> None:
-        """`sequences` are about to wait for the engine. Raises ApiError 429 where too many do already; an empty queue
-        takes any one request."""
+        """`sequences` are about to wait for the engine. Raises ApiError 429, as `Queue.enter`."""
         self.prepared()
-        queue = self._queue
-        if queue is None:
-            return
-        if queue.waiting and queue.waiting + sequences > queue.limit:
-            message = f"{queue.waiting} sequences wait for the engine; accepted: at most {queue.limit} (--max-queue)"
-            raise too_many("queue_full", message, 1, self._client.headers() if self._client else None)
-        queue.waiting += sequences
-        self._waiting += sequences
+        if self._queue is not None:
+            self._queue.enter(self._owner, sequences)
+            self._waiting += sequences
 
     def leave_queue(self) -> None:
         """One sequence has its first token."""
         if self._queue is not None and self._waiting:
-            self._queue.waiting -= 1
+            self._queue.leave(self._owner, 1)
             self._waiting -= 1
 
     def spend(self, tokens: int) -> None:
@@ -178,8 +202,8 @@ class Account:
     def close(self) -> None:
         """The request is over, whatever became of it."""
         self.prepared()
-        if self._queue is not None:
-            self._queue.waiting -= self._waiting
+        if self._queue is not None and self._waiting:
+            self._queue.leave(self._owner, self._waiting)
         self._waiting = 0
         if self._goes_on and self._client is not None:
             self._client.active -= 1
@@ -230,7 +254,7 @@ class Limits:
 
         # Where there is nothing to say, no token of a stream pays for a layer more.
         sending = with_headers if client.requests or client.tokens else send
-        account = scope[ACCOUNT] = Account(client, self._queue, place)
+        account = scope[ACCOUNT] = Account(client, self._queue, place, owner)
         client.active += 1
         try:
             await self._app(scope, receive, sending)
