@@ -19,6 +19,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from atlas import __version__
 from atlas.api_keys import KEY_ACCEPTED, digest_keys, name_of
 from atlas.cli import Parser
 from atlas.config.settings import OFFLINE_FIELDS, SIZE_ACCEPTED, ServeConfig, parse_bytes
@@ -78,6 +79,17 @@ _PARSERS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "default_sampling": (_sampling, 'an object of sampling fields and numbers, such as {"temperature": 0.2}'),
 }
 _USER = re.compile(r"(\w+://)[^/?#]*@")
+_GROUPS = {
+    "host": "where it listens",
+    "served_model_name": "what requests get",
+    "quant": "how the model runs",
+    "log_level": "what it tells",
+    "drain_timeout": "failures and the end",
+    "api_key": "who may ask",
+    "requests_per_minute": "limits",
+    "ssl_certfile": "TLS",
+}
+"""Titles of --help, by the first setting below each."""
 _METAVARS = {
     "kernel_pack": "FILE",
     "api_key": "KEY",
@@ -86,6 +98,16 @@ _METAVARS = {
     "served_model_name": "NAME",
     "chat_template": "FILE",
     "default_sampling": "JSON",
+    "kv_memory": "SIZE",
+    "response_memory": "SIZE",
+    "otlp_traces_endpoint": "URL",
+    "metrics_prefix": "PREFIX",
+    "kv_dtype": "FORMAT",
+    **dict.fromkeys(("api_key_file", "ssl_certfile", "ssl_keyfile"), "FILE"),
+    **dict.fromkeys(("max_context", "max_rows", "tokens_per_minute"), "TOKENS"),
+    **dict.fromkeys(("drain_timeout", "engine_timeout", "request_timeout", "write_timeout"), "SECONDS"),
+    **dict.fromkeys(("threads", "max_seqs", "seed", "engine_restarts", "requests_per_minute", "max_concurrent"), "N"),
+    **dict.fromkeys(("max_queue", "min_priority", "max_responses"), "N"),
 }
 
 
@@ -174,8 +196,14 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
+    parser.add_argument(
+        "--version", action="version", version=f"atlas {__version__}", help="print the version and exit"
+    )
+    group: argparse._ActionsContainer = parser
     for field in msgspec.structs.fields(ServeConfig):
-        _add_flag(parser, field)
+        if field.name in _GROUPS:
+            group = parser.add_argument_group(_GROUPS[field.name])
+        _add_flag(group, field)
     parser.add_argument(
         "--config",
         dest="config_file",
@@ -199,7 +227,8 @@ def _add_flag(parser: argparse._ActionsContainer, field: Any) -> None:
     hint = _hints(extras=False)[field.name]
     help_text = _description(field.name)
     if field.default not in (None, ()) and field.default_factory is msgspec.NODEFAULT:
-        help_text += f" (default: {field.default})"
+        size = f"{field.default >> 20}MiB" if field.name == "response_memory" else field.default
+        help_text += f" (default: {size})"
     choices = get_args(hint)
     if field.name == "model":
         parser.add_argument("model", nargs="?", metavar="MODEL", help=help_text)

@@ -117,6 +117,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             '\'{"temperature": 0.2, "top_k": 40}\''
         ),
     ] = {}
+    seed: Annotated[
+        Annotated[int, Meta(ge=0, le=2**63 - 1)] | None,
+        Meta(description="seed of requests that name none; unset: a random one for each request"),
+    ] = None
     quant: Annotated[
         str | None,
         Meta(
@@ -176,10 +180,6 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             description="URL that takes OpenTelemetry traces as OTLP over HTTP, such as "
             "http://localhost:4318/v1/traces; unset: there are none"
         ),
-    ] = None
-    seed: Annotated[
-        Annotated[int, Meta(ge=0, le=2**63 - 1)] | None,
-        Meta(description="seed of requests that name none; unset: a random one for each request"),
     ] = None
     drain_timeout: Annotated[
         float, Meta(ge=0, le=3600, description="seconds that running requests get to finish after SIGTERM")

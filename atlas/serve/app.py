@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import logging
 import re
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,7 @@ from atlas.serve.telemetry import tracking
 logger = logging.getLogger("atlas.serve")
 
 _LEADING_V1 = re.compile(r"(/v1)+(?=/)")
+_LONGEST_PATH = 60  # that may be a slip of the pen
 
 
 def create_app(service: Service, keys: Iterable[bytes], bound: Sequence[str]) -> ASGIApp:
@@ -86,13 +88,14 @@ class _Routes:
 
     def _hint(self, path: str) -> str:
         """What a client that asks this was meant to be told: most have a base URL with a /v1 too few or too many."""
-        if path == "/":
-            return "; GET /docs shows those that there are"
         if path.endswith("/") and self.path_of(path.rstrip("/")) is not None:
             return f"; did you mean {path.rstrip('/')}?"
         meant = "/v1" + _LEADING_V1.sub("", path)
         if meant == path or self.path_of(meant) is None:
-            return ""
+            near = difflib.get_close_matches(
+                path[:_LONGEST_PATH], [route.path for route in self._routes], n=1, cutoff=0.75
+            )
+            return "; " + (f"did you mean {near[0]}? " if near else "") + "GET /docs shows those that there are"
         hint = f"; did you mean {meant}?"
         if _LEADING_V1.match(path):
             if speaks_anthropic({"path": meant}):

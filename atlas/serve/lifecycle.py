@@ -193,7 +193,8 @@ class Server:
             ("answers", frontend.presets.origins),
             ("sampling defaults", frontend.presets.sampling_origins()),
         ):
-            logger.info("%s: %s", what, ", ".join(f"{o.name} {o.value} ({o.origin})" for o in origins))
+            values = (f"{o.name} {'unset' if o.value is None else o.value} ({o.origin})" for o in origins)
+            logger.info("%s: %s", what, ", ".join(values))
         owners = ", ".join(f"{owner} {size / 1e6:.1f}" for owner, size in ready.memory)
         logger.info("memory in MB: %.1f, of it %s", sum(size for _, size in ready.memory) / 1e6, owners)
         if self._config.log_format == "json":

@@ -20,6 +20,7 @@ from atlas.serve.routes import ENDPOINTS
 from atlas.serve.service import Service
 from atlas.serve.telemetry.tracking import Record
 
+LIST = "; GET /docs shows those that there are"
 KEY = [("host", "localhost"), ("authorization", "Bearer k"), ("content-type", "application/json")]
 
 
@@ -90,11 +91,14 @@ def test_a_get_without_a_key_is_logged(caplog: pytest.LogCaptureFixture) -> None
         ("/v1/chat/completions/", "; did you mean /v1/chat/completions?"),
         ("/v1/messages//", "; did you mean /v1/messages?"),
         ("/health/", "; did you mean /health?"),
-        ("/", "; GET /docs shows those that there are"),
-        ("/v1", ""),
-        ("/v1/nothing", ""),
-        ("/v1/v1/nothing", ""),
-        ("/v1chat/completions", ""),
+        ("/", LIST),
+        ("/v1", LIST),
+        ("/v1/nothing", LIST),
+        ("/v1/v1/nothing", LIST),
+        ("/api/chat", LIST),
+        ("/v1/" + "x" * 100_000, LIST),
+        ("/v1chat/completions", f"; did you mean /v1/chat/completions? {LIST[2:]}"),
+        ("/v1/completion", f"; did you mean /v1/completions? {LIST[2:]}"),
     ],
 )
 def test_a_wrong_path_is_told_the_right_one(path: str, hint: str) -> None:
@@ -103,7 +107,7 @@ def test_a_wrong_path_is_told_the_right_one(path: str, hint: str) -> None:
     assert (answer.status, error["code"], error["message"]) == (
         404,
         "unknown_endpoint",
-        f"{path}: there is no such endpoint{hint}",
+        f"{path[:200]}: there is no such endpoint{hint}",
     )
     assert (b'"type":"error"' in answer.body) == ("/messages" in path)
 
