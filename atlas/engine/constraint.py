@@ -3,6 +3,7 @@ thinking, and its grammar. And the masks of a step's rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Protocol
@@ -50,6 +51,8 @@ class Constraint:
     end: the tokenizer's end token, which a matcher allows where its text may end. None if that token has a text.
     known: tokens of the tokenizer; a model may have more.
     lexer: number of the matcher's lexer: those of one number wait for each other.
+    renew: another matcher at the beginning, and its lexer's number; None: there is none. Those that share a lexer share
+        how many states that may have: who finds none left, through no fault of its own, goes on with another, once.
     finished: the grammar's text is complete, and nothing may follow.
     fault: why the sequence cannot go on: the grammar ran into a limit, or no token of the vocabulary goes on with it.
     """
@@ -61,9 +64,11 @@ class Constraint:
         end: int | None = None,
         known: int = 0,
         lexer: int = 0,
+        renew: Callable[[], tuple[llguidance.LLMatcher, int] | None] = lambda: None,
     ) -> None:
         thinking = params.thinking
         self._matcher, self._end_token, self._known, self.lexer = matcher, end, known, lexer
+        self._renew, self._has_renewed = renew, False
         self._stops = params.stop_token_ids
         self._begin = thinking.begin if thinking else ()
         self._end = thinking.end if thinking else ()
@@ -102,8 +107,10 @@ class Constraint:
 
     def complete(self, row: Array) -> None:
         """Finish a mask that the matcher has filled: what ends the text is the sequence's own stop tokens."""
+        assert self._matcher is not None
+        if self._matcher.is_error() and self._renewed():
+            _place(np.frombuffer(self._matcher.compute_bitmask(), np.uint32), row)
         matcher = self._matcher
-        assert matcher is not None
         if matcher.is_error():
             self.fault = self.fault or _fault(matcher)
         accepting = matcher.is_accepting()
@@ -215,12 +222,28 @@ class Constraint:
         if token in self._stops and self._matcher.is_accepting():
             self.finished = self._stopped = True
             return True
-        if token >= self._known or self._matcher.try_consume_tokens([token]) != 1:  # others would break the matcher
-            if self._matcher.is_error():  # not for a token that is only forbidden
-                self.fault = _fault(self._matcher)
+        if token >= self._known:  # which would break the matcher
             return False
+        if self._matcher.try_consume_tokens([token]) != 1:
+            if not self._matcher.is_error():  # it is only forbidden
+                return False
+            if not (self._renewed() and self._matcher.try_consume_tokens([token]) == 1):
+                self.fault = _fault(self._matcher)
+                return False
         self.finished = self._matcher.is_stopped()
         return True
+
+    def _renewed(self) -> bool:
+        """Whether the matcher is now another one, at the same place."""
+        assert self._matcher is not None
+        if self._has_renewed or "lexer error" not in self._matcher.get_error():
+            return False
+        self._has_renewed = True
+        if (other := self._renew()) is None:
+            return False
+        self._matcher, self.lexer = other
+        tokens = [] if self._closed is None else self._tokens[self._closed :]
+        return self._matcher.try_consume_tokens(tokens) == len(tokens)
 
 
 def _fault(matcher: llguidance.LLMatcher) -> str:

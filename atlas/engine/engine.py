@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
@@ -110,10 +111,18 @@ class Engine:
         self.scheduler.add(sequence)
 
     def _constraint(self, sequence: Sequence) -> Constraint:
-        compiler, sampling = self._compiler, sequence.sampling
-        assert compiler is not None and sampling.grammar is not None
-        matcher, lexer = compiler.lease(sampling.grammar, sequence)
-        return Constraint(sampling, matcher, compiler.end, compiler.tokenizer.vocab_size, lexer)
+        compiler, grammar = self._compiler, sequence.sampling.grammar
+        assert compiler is not None and grammar is not None
+        matcher, lexer = compiler.lease(grammar, sequence)
+        user = weakref.ref(sequence)  # which holds the constraint: a lexer is free when it goes
+        return Constraint(
+            sequence.sampling,
+            matcher,
+            compiler.end,
+            compiler.tokenizer.vocab_size,
+            lexer,
+            lambda: compiler.renew(grammar, user()),
+        )
 
     def abort(self, request_id: str) -> None:
         """Drop a request; its blocks are free on return. An unknown or finished id is ignored."""

@@ -168,6 +168,15 @@ class Compiler:
                 self._cached_characters -= len(dropped.text) * len(old.lexers)
             return matcher.deep_copy(), number
 
+    def renew(self, grammar: Grammar, user: object | None) -> tuple[llguidance.LLMatcher, int] | None:
+        """As `lease`, with a new lexer. None: it is not known to be made soon."""
+        with self._lock:
+            compiled = self._cache.get(grammar)
+            if compiled is None or compiled.seconds > _SECONDS * len(compiled.lexers):
+                return None
+        self.forget(grammar)
+        return self.lease(grammar, user)
+
     def forget(self, grammar: Grammar) -> None:
         """Compile it anew for whoever wants it next: one of its lexers is full, of what all that share it have seen."""
         with self._lock:

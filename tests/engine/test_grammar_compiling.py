@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import Counter
 from pathlib import Path
@@ -120,3 +121,17 @@ def test_what_is_kept_of_grammars_is_bounded_by_their_size(monkeypatch: pytest.M
         compiler.matcher(Grammar("regex", text))
     assert [grammar.text for grammar in compiler._cache] == ["a" * 10, "c" * 25]
     assert compiler._cached_characters == 35
+
+
+def test_a_lexer_is_free_when_its_sequence_has_ended(model: Path) -> None:
+    """At once: nothing of a sequence waits for Python to look for cycles."""
+    gc.disable()
+    try:
+        engine, grammar = make(model), Grammar("regex", "[a-c]{4}zz")
+        assert engine._compiler is not None
+        for seed in range(4):
+            run(engine, x=params("regex", grammar.text, seed=seed))
+        ((_, _, users),) = engine._compiler._cache[grammar].lexers
+        assert not users
+    finally:
+        gc.enable()

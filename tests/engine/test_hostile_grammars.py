@@ -20,9 +20,9 @@ from atlas.engine.constraint import Constraint, Masks
 from atlas.engine.engine import Engine
 from atlas.engine.grammar import LIMITS
 from atlas.engine.messages import SamplingParams, SequenceOutput
-from atlas.engine.sampling import Grammar
+from atlas.engine.sampling import Grammar, Thinking
 from tests import tiny_model
-from tests.engine.grammar_model import EOS, EOT, byte_ids, compiler, make, text_of
+from tests.engine.grammar_model import END_THINK, EOS, EOT, byte_ids, compiler, make, text_of
 
 A = byte_ids("a")[0]
 COUNTED = 2000
@@ -239,15 +239,26 @@ def test_only_the_request_whose_grammar_it_is_ends(model: Path, how: str, monkey
     assert engine.stats().work.grammar_errors == 1 and engine.stats().work.masks > 0
 
 
-def test_what_one_has_filled_is_empty_for_the_next(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("thinking", [None, Thinking(end=(END_THINK,), budget=3)])
+def test_what_others_have_filled_is_nobody_s_fault(
+    model: Path, thinking: Thinking | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sequences of one grammar share the states of its words, and so how many there may be."""
     monkeypatch.setitem(LIMITS, "max_lexer_states", 300)
     grammar, engine = Grammar("regex", "(.|\\n)*a(.|\\n){37}"), make(model)
-    for seed in range(3):
-        engine.add(f"long {seed}", [1], params(grammar, seed=seed, max_tokens=200))
-        ended = finish(engine)[f"long {seed}"]
-        assert ended.by_grammar and "too many states" in (ended.error or "")
-        assert len(ended.token_ids) > 5, "it begins with none"
+
+    def ask(tokens: int, seed: int) -> SequenceOutput:
+        engine.add("x", [1], params(grammar, seed=seed, max_tokens=tokens, thinking=thinking, logit_bias={A: 4.0}))
+        return finish(engine)["x"]
+
+    made = []
+    for seed in range(40):
+        made.append(ask(20, seed))
+        assert made[-1].finish_reason == "length", made[-1].error
+    assert engine._compiler is not None
+    for seed in (0, 39):
+        engine._compiler.forget(grammar)
+        assert ask(20, seed).token_ids == made[seed].token_ids, "the same as with a lexer of its own"
 
 
 @pytest.mark.parametrize("aborted", [False, True])
