@@ -22,8 +22,10 @@ import importlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -67,6 +69,7 @@ def _requirements(base: list[str]) -> list[str]:
     """`base`, plus the CUDA compiler wheels where a CUDA target is selected."""
     if sys.platform == "win32":
         raise SystemExit("atlas: Windows is supported through WSL2: install Atlas inside a WSL2 distribution")
+    _check_compiler()
     try:
         selection = targets.select(KERNELS, os.environ)
     except AtlasError as error:
@@ -77,6 +80,19 @@ def _requirements(base: list[str]) -> list[str]:
     from atlas.build.toolchain import CUDA_REQUIREMENTS
 
     return [*base, *CUDA_REQUIREMENTS]
+
+
+def _check_compiler() -> None:
+    """Say at once what CMake would say at length, and what to do."""
+    if os.environ.keys() & {"CMAKE_ARGS", "CMAKE_TOOLCHAIN_FILE"}:  # these may name one
+        return
+    names = os.environ.get("CXX", "").split()[:1] or ["c++", "g++", "clang++"]
+    fix = "on Debian or Ubuntu: apt install g++ python3-dev"
+    if not any(map(shutil.which, names)):
+        raise SystemExit(f"atlas: no C++17 compiler ({', '.join(names)}); {fix}; another is named by the variable CXX")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.is_file():
+        raise SystemExit(f"atlas: Python's headers are not installed ({header}); {fix}")
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
@@ -205,7 +221,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     commands.add_argument("--generate", type=Path, metavar="FOLDER", help="compile the selection for CMake")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--machine", default=platform.machine(), help="host machine, as `uname -m` says it")
-    parser.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, help="kernels compiled at a time")
+    parser.add_argument(
+        "--jobs",
+        type=_positive,
+        default=os.cpu_count() or 1,
+        help="kernels compiled at a time (default: %(default)s, the cores)",
+    )
     arguments = parser.parse_args(argv)
     try:
         if arguments.generate:

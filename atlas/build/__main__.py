@@ -37,7 +37,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quant", required=True, help="quantisation recipe, e.g. bf16")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=f"write the pack here ({pack.SUFFIX})")
     parser.add_argument("--wheel", type=Path, metavar="FOLDER", help="write a wheel with the pack into this folder")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="kernels compiled at a time")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="kernels compiled at a time (default: %(default)s, the cores)",
+    )
     return parser
 
 

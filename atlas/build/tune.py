@@ -57,8 +57,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--measure", type=Path, metavar="FOLDER", help="only measure what FOLDER holds")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where --measure writes its result (JSON)")
     parser.add_argument("--apply", type=Path, metavar="FILE", help="only write tuning.toml from a result")
-    parser.add_argument("--device", type=int, default=0, help="CUDA device index")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="kernels compiled at a time")
+    parser.add_argument("--device", type=int, default=0, help="CUDA device index (default: 0)")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="kernels compiled at a time (default: %(default)s, the cores)",
+    )
     arguments = parser.parse_args(argv)
     try:
         return _run(arguments)

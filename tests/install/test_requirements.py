@@ -60,6 +60,17 @@ def test_an_unknown_target_stops_the_install_with_the_nearest_name(build_require
         build_requirements("h20", "wheel")
 
 
+def test_what_a_build_cannot_do_without_is_named(build_requirements: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CMAKE_ARGS", raising=False)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: "/nowhere")
+    with pytest.raises(SystemExit, match=r"headers are not installed \(/nowhere/Python.h\).*apt install"):
+        build_requirements("cpu", "wheel")
+    monkeypatch.setenv("CXX", "no-such-compiler -O3")
+    with pytest.raises(SystemExit, match=r"no C\+\+17 compiler \(no-such-compiler\).*apt install"):
+        build_requirements("cpu", "wheel")
+    assert build_requirements("cpu", "sdist")
+
+
 def test_the_run_time_needs_nothing_of_cuda() -> None:
     requirements = [Requirement(text) for text in importlib.metadata.requires("atlas-infer") or []]
     always = {r.name for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})}
