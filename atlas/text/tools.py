@@ -111,7 +111,7 @@ def chosen(
     if isinstance(choice, NamedTool):
         _check_named(choice.function.name, names, "tool_choice.function.name")
     elif choice == "required" and not names:
-        raise RequestError("tool_choice", "'required' without tools", "a request with tools")
+        raise RequestError("tool_choice", "a call that must be made, without tools", "a request with tools")
     return list(tools), choice or "auto"
 
 
