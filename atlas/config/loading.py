@@ -271,7 +271,7 @@ def _convert(where: str, name: str, raw: Any, *, strict: bool) -> Any:
         choices = get_args(_hints(extras=False)[name])
         literal = bool(choices) and all(isinstance(choice, str) for choice in choices)
         accepted = ", ".join(choices) if literal else f"{_kind(annotation)} ({_description(name)})"
-        raise ConfigError(where, repr(raw), accepted) from None
+        raise ConfigError(where, repr(public(raw)), accepted) from None
 
 
 def _kind(annotation: Any) -> str:

@@ -175,7 +175,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = "atlas"
     otlp_traces_endpoint: Annotated[
-        str | None,
+        Annotated[str, Meta(pattern=r"^https?://[^/?#]+/")] | None,
         Meta(
             description="URL that takes OpenTelemetry traces as OTLP over HTTP, such as "
             "http://localhost:4318/v1/traces; unset: there are none"

@@ -99,6 +99,7 @@ def test_every_field_has_a_flag_and_help(capsys: pytest.CaptureFixture[str]) -> 
         (["--default-sampling", '{"top_k": 1.5}'], ["--default-sampling", "top_k is 1.5", "a whole number"]),
         (["--default-sampling", '{"min_p": "0.1"}'], ["--default-sampling", "min_p is '0.1'"]),
         (["--default-sampling", '{"min_p": true}'], ["--default-sampling", "min_p is True"]),
+        (["--otlp-traces-endpoint", "localhost:4318"], ["--otlp-traces-endpoint", "http://localhost:4318/v1/traces"]),
         (["--served-model-name", ""], ["--served-model-name", "not empty"]),
         (["--enable-thinking=x"], ["--enable-thinking"]),
         (["--log-format", "xml"], ["--log-format", "xml", "text, json"]),
@@ -231,7 +232,7 @@ def test_any_name_of_a_model(start: Start) -> None:
     ("url", "shown"),
     [
         ("https://me:secret@otel.example:4318/v1/traces?a=b@c", "https://***@otel.example:4318/v1/traces?a=b@c"),
-        ("https://se@cret@otel.example", "https://***@otel.example"),
+        ("https://se@cret@otel.example/", "https://***@otel.example/"),
         ("http://otel.example/v1/@traces", "http://otel.example/v1/@traces"),
     ],
 )
