@@ -30,7 +30,7 @@ WRONG: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"tools": [{"type": "function"}]}, "tools[0].function", ["missing"]),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", ["web_search"]),
     ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type", ["custom"]),
-    ({"tools": {}}, "tools", ["array"]),
+    ({"tools": {}}, "tools", ["an object", "list"]),
     (
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
         "tools[0].function.parameters",
