@@ -92,6 +92,7 @@ class Frontend:
             presets = Presets.of(
                 checkpoint.config, checkpoint.generation_config, template, config, origins, own_template=own
             )
+        tokenizer.warm_up()
         for words in (shown_words(None, presets.markers), shown_words(presets.parser, presets.markers)):
             tokenizer.stream(words)  # so that what it needs is made here, and not when a request waits
         if template is not None:

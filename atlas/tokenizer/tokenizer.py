@@ -165,6 +165,13 @@ class Tokenizer:
         ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
+    def warm_up(self) -> None:
+        """Make all that is made at its first use: copies of a large vocabulary take a second, in which a server does
+        nothing else."""
+        for name, value in vars(Tokenizer).items():
+            if isinstance(value, cached_property):
+                getattr(self, name)
+
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         return self._load_plain(self._document)
