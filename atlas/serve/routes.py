@@ -177,7 +177,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             "starting_after": (int | None, "Only the events after the one of this sequence number."),
             "include_obfuscation": (Literal[False] | None, "Events are sent again as they were."),
         },
-        errors=(404,),
+        errors=(404, 429),
     ),
     Endpoint(
         method="DELETE",
@@ -195,7 +195,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         summary="Stop a response that is made in the background.",
         tag="OpenAI",
         answers={200: ResponseObject},
-        errors=(404, 415),
+        errors=(404, 415, 429),
     ),
     Endpoint(
         method="GET",
@@ -213,7 +213,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             "order": (Literal["asc", "desc"] | None, "By time; unset: desc, the latest first."),
             "after": (str | None, "Only the items after the one of this id."),
         },
-        errors=(404,),
+        errors=(404, 429),
     ),
     Endpoint(
         method="POST",

@@ -52,11 +52,11 @@ def test_whoever_comes_finds_room(requests: int, size: int) -> None:
         places[owner] = fill(preparation, owner, size)
         counts.append(len(places[owner]))
     assert counts == [6, 3, 1, 1, 0]
-    assert preparation.bytes == 11 * size <= preparation.max_bytes
+    assert preparation.bytes.total() == 11 * size <= preparation.max_bytes
     for place in places["a"]:
         place.leave()
         place.leave()
-    assert preparation.bytes == 5 * size
+    assert preparation.bytes.total() == 5 * size
     assert fill(preparation, "e", size)
     for place in (place for owner in "bcde" for place in places[owner]):
         place.leave()
@@ -68,19 +68,37 @@ def test_nothing_stays_of_those_who_have_gone() -> None:
         place = preparation.enter(str(owner))
         place.hold(owner)
         place.hold(owner // 2)
+        place.leave(owner // 3)
+        assert preparation.bytes.total() == owner // 3
+        place.hold(owner // 2)  # an answer
         place.leave()
-        place.hold(10**12)  # too late to matter
-    assert (preparation.requests, preparation.bytes, preparation._owners) == (0, 0, {})
+        place.leave()
+    assert (preparation.requests, preparation.bytes) == ({}, {})
 
 
-@pytest.mark.parametrize("end", ["enter_queue", "outlive", "close"])
+@pytest.mark.parametrize("end", ["enter_queue", "close"])
 def test_until_it_is_prepared(end: str) -> None:
     preparation = Preparation()
     account = Account(place=preparation.enter("a"))
     account.hold(1000)
-    assert (preparation.requests, preparation.bytes) == (1, 1000)
+    assert (preparation.requests["a"], preparation.bytes["a"]) == (1, 1000)
     getattr(account, end)(*([3] if end == "enter_queue" else []))
-    assert (preparation.requests, preparation.bytes) == (0, 0)
+    assert (preparation.requests, preparation.bytes) == ({}, {})
+
+
+def test_what_is_kept_is_held_until_the_end() -> None:
+    """Of a response in the background, until that ends, and not the request."""
+    preparation = Preparation()
+    account = Account(place=preparation.enter("a"))
+    account.hold(1000)
+    other = account.outlive()
+    account.close()
+    assert (preparation.requests["a"], preparation.bytes["a"]) == (1, 1000)
+    other.enter_queue(1, 300)
+    assert (preparation.requests, preparation.bytes["a"]) == ({}, 300)
+    other.close()
+    other.close()
+    assert preparation.bytes == {}
 
 
 def chunked(sizes: list[int], headers: list[tuple[str, str]], scope: dict[str, Any]) -> Request:
@@ -108,7 +126,7 @@ def test_a_body_counts_from_its_first_byte(declared: bool) -> None:
         assert is_full(error.value)
         assert len(sizes) == (3 if declared else 0)
         account.close()
-        assert preparation.bytes == 0
+        assert not preparation.bytes
 
     asyncio.run(main())
 
@@ -163,7 +181,7 @@ def test_a_client_is_a_key_or_else_an_address(keys: bool, monkeypatch: pytest.Mo
         for task in (other, *(task for task, _ in requests)):
             task.cancel()
         await asyncio.gather(*(task for task, _ in requests), other, return_exceptions=True)
-        assert (layer._preparation.requests, layer._preparation.bytes) == (0, 0)
+        assert (layer._preparation.requests, layer._preparation.bytes) == ({}, {})
 
     asyncio.run(main())
 
@@ -174,7 +192,7 @@ def test_a_refused_request_takes_nothing() -> None:
         for _ in range(5):
             task, _ = await stuck(layer, "192.0.2.1", "alice")
             await task
-        assert layer._preparation.requests == 0
+        assert not layer._preparation.requests
 
     asyncio.run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections import defaultdict
@@ -13,10 +14,14 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from starlette.types import Message
 
+from atlas.serve.access import limits
+from atlas.serve.access.preparation import Preparation
 from atlas.serve.openai import responses, responses_making
 from atlas.serve.openai.responses_conversation import Conversation
 from atlas.serve.openai.responses_items import FunctionCallItem, Item, MessageItem, ReasoningItem, ReasoningText
+from tests.serve.asgi import scope_of
 from tests.serve.in_process import Server, make_model
 
 PATH = "/v1/responses"
@@ -25,6 +30,10 @@ LARGE = "x" * 50_000
 
 @pytest.fixture
 def server(tmp_path: Path) -> Server:
+    return make_server(tmp_path)
+
+
+def make_server(tmp_path: Path) -> Server:
     server = Server(make_model(tmp_path / "model"))
     server.engine.answers = defaultdict(lambda: [[100, 3]])
     serving = server.service.require()
@@ -142,6 +151,53 @@ def test_whoever_polls_stalls_nobody(server: Server, monkeypatch: pytest.MonkeyP
         assert (await server.post(f"{PATH}/{name}/cancel")).json()["status"] == "cancelled"
         if stream:
             assert (await task).status_code == 200
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("what", ["", "/input_items", "?stream=true"])
+def test_whoever_does_not_read_large_answers_gets_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Each is copied on its way, for a minute where nothing is taken."""
+    preparation = Preparation(100, 5 * len(LARGE))
+    monkeypatch.setattr(limits, "Preparation", lambda: preparation)
+    server = make_server(tmp_path)
+
+    async def main() -> None:
+        answer = await server.post(PATH, input="hi", instructions=LARGE, background=True, stream=True)
+        name = re.findall(r"resp_\w+", answer.text)[0]
+        if what == "/input_items":
+            name = (await store(server, LARGE))[0]
+        reading = asyncio.Event()
+        path, _, query = what.partition("?")
+        scope = scope_of("GET", f"{PATH}/{name}{path}", [("host", "localhost")])
+
+        async def ask() -> int:
+            status = 0
+
+            async def send(message: Message) -> None:
+                nonlocal status
+                status = status or message["status"]
+                if status == 200 and message.get("body"):
+                    await reading.wait()
+
+            async def receive() -> Message:
+                await asyncio.Event().wait()
+                raise AssertionError
+
+            app: Any = server.http._transport.app  # type: ignore[attr-defined]
+            await app({**scope, "query_string": query.encode()}, receive, send)
+            return status
+
+        tasks = [asyncio.create_task(ask()) for _ in range(4)]
+        done, _ = await asyncio.wait(tasks, timeout=0.3)
+        assert [task.result() for task in done] == [429, 429]
+        assert (await server.http.get(f"{PATH}/{name}")).status_code == 200  # who is at another address
+        reading.set()
+        assert sorted([await task for task in tasks]) == [200, 200, 429, 429]
+        assert await ask() == 200
+        assert (preparation.requests, preparation.bytes) == ({}, {})
 
     asyncio.run(main())
 

@@ -166,24 +166,27 @@ class Account:
         if self._place is not None:
             self._place.hold(size)
 
-    def prepared(self) -> None:
-        """Its body and what was made of it are let go."""
+    def _prepared(self, kept: int = 0) -> None:
+        """Its body and what was made of it are let go, but for `kept` bytes."""
         if self._place is not None:
-            self._place.leave()
+            self._place.leave(kept)
 
     def outlive(self) -> Account:
         """An account for work that goes on when the request is over. Until it is closed, that counts as a request under
         way."""
-        self.prepared()
-        account = Account(self._client, self._queue, owner=self._owner)
+        account = Account(self._client, self._queue, self._place, self._owner)
+        self._place = None
         if self._client is not None:
             self._client.active += 1
             account._goes_on = True
         return account
 
-    def enter_queue(self, sequences: int) -> None:
-        """`sequences` are about to wait for the engine. Raises ApiError 429, as `Queue.enter`."""
-        self.prepared()
+    def enter_queue(self, sequences: int, kept: int = 0) -> None:
+        """`sequences` are about to wait for the engine. Raises ApiError 429, as `Queue.enter`.
+
+        kept: bytes of the request that are needed until its end.
+        """
+        self._prepared(kept)
         if self._queue is not None:
             self._queue.enter(self._owner, sequences)
             self._waiting += sequences
@@ -201,7 +204,7 @@ class Account:
 
     def close(self) -> None:
         """The request is over, whatever became of it."""
-        self.prepared()
+        self._prepared()
         if self._queue is not None and self._waiting:
             self._queue.leave(self._owner, self._waiting)
         self._waiting = 0
@@ -233,7 +236,11 @@ class Limits:
         owner = _owner(scope, name)
         offload.owner.set(owner)  # of this request's task, which ends with it
         if scope["method"] != "POST":
-            await self._app(scope, receive, send)
+            account = scope[ACCOUNT] = Account(place=Place(self._preparation, owner, 0))
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                account.close()
             return
         client = self._clients.get(name) or self._clients.setdefault(name, Client(self._config, self._clock))
         try:

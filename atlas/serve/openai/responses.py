@@ -59,10 +59,11 @@ class _Asked(msgspec.Struct):
 class _Answered(msgspec.Struct):
     """What is kept of a request while it is answered. Its body and messages are not: an answer takes long.
 
-    stream: in pieces; hides: of random length.
+    size: bytes of what it repeats and stores.  stream: in pieces; hides: of random length.
     """
 
     making: Making
+    size: int
     headers: dict[str, str]
     background: bool
     stream: bool
@@ -77,11 +78,11 @@ async def create_response(http: Request, service: Service) -> Response:
     if answered.background:
         opening = making.writer.begin(queued=True)
         log = EventLog(await making.encoded(opening)) if answered.stream else None
-        run = _go_on(service, client, making, account.outlive(), log)
+        run = _go_on(service, client, answered, account.outlive(), log)
         if run.log is not None:
             return EventStream(run.log.follow(-1), headers, end=b"", first_event=0)
         return _json((await run.recorded()).response, headers)
-    account.enter_queue(1)
+    account.enter_queue(1, answered.size)
     account.spend(making.prompt_tokens)
     if answered.stream:
         return EventStream(_stream(making, account, hides=answered.hides), headers, end=b"", first_event=0)
@@ -104,6 +105,7 @@ async def retrieve_response(http: Request, service: Service) -> Response:
     query = _Query(http, service, ("include", "stream", "starting_after", "include_obfuscation"))
     run, record = await _find(service, client, response_id)
     _check_include(query.many("include"), record)
+    account_of(http.scope).hold(len(record.response))  # until it is sent, and the client may not read
     if not query.flag("stream"):
         if query.one("starting_after") is not None:
             raise invalid("starting_after", "set, but stream is not true", "starting_after of a stream only")
@@ -152,6 +154,7 @@ async def list_input_items(http: Request, service: Service) -> Response:
     if (order := query.one("order") or "desc") not in ("asc", "desc"):
         raise invalid("order", repr(order[:80]), "asc or desc")
     earlier = run.making.history if run else (await service.responses.history(client, response_id) or [record])[:-1]
+    account_of(http.scope).hold(_bytes((*earlier, record)))
 
     def work() -> list[Item]:
         return [item for one in earlier for item in _items(one)] + items_of(record.input)
@@ -222,13 +225,14 @@ async def _begin(http: Request, service: Service, serving: Serving, client: str)
         lambda: Making(service, serving, client, request, prepared, asked.given, asked.history), asked.given.size
     )
     hides = bool(request.stream_options and request.stream_options.include_obfuscation)
-    return _Answered(making, prepared.headers, bool(request.background), bool(request.stream), hides)
+    return _Answered(making, asked.given.size, prepared.headers, bool(request.background), bool(request.stream), hides)
 
 
-def _go_on(service: Service, client: str, making: Making, account: Account, log: EventLog | None) -> Run:
+def _go_on(service: Service, client: str, answered: _Answered, account: Account, log: EventLog | None) -> Run:
     """Start making a response in the background. Raises ApiError 429 where too many wait."""
+    making = answered.making
     try:
-        account.enter_queue(1)
+        account.enter_queue(1, answered.size)
     except ApiError:
         account.close()
         raise

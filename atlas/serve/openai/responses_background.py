@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
-from itertools import islice
+from itertools import accumulate, islice, takewhile
 from typing import TYPE_CHECKING
 
 from atlas.serve.access.limits import Account
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 MAX_LOG = 4 << 20
 """Bytes of events of one response that are kept for who comes later: about 16,000 tokens. Then the oldest go."""
+
+
+MAX_PIECE = 64 << 10
+"""Bytes of events that are sent at once, unless one has more."""
 
 
 class EventLog:
@@ -58,12 +62,20 @@ class EventLog:
             # Of a deque, the nearer end is at hand, the middle is not.
             fresh = list(islice(reversed(self.events), max(0, self.first + len(self.events) - position)))[::-1]
             if fresh:
-                position += len(fresh)
-                yield b"".join(fresh)
+                # In pieces, for the client may not read: each is copied until it does.
+                piece = _beginning(fresh, MAX_PIECE)
+                position += len(piece)
+                yield b"".join(piece)
             elif self._ended:
                 return
             else:
                 await self._more.wait()
+
+
+def _beginning(events: list[bytes], size: int) -> list[bytes]:
+    """As many of the first as have `size` bytes, and at least one."""
+    sizes = accumulate(map(len, events))
+    return events[: max(1, sum(1 for _ in takewhile(size.__ge__, sizes)))]
 
 
 class Run:
