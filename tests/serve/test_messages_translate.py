@@ -24,13 +24,14 @@ TEMPLATES = {
     "plain": TURNS,
     "switch": TURNS + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}",
     "always": TURNS + "<think>\n",
+    "unmarked": TURNS + "{% if enable_thinking %}Think first.{% endif %}",
     "graded": "effort {{ reasoning_effort or 'medium' }}" + TURNS,
     "both": "{{ reasoning_effort }}" + TURNS + "{% if not enable_thinking %}<think></think>{% endif %}",
 }
 
 
 def presets(kind: str) -> Presets:
-    parser = "none" if kind == "plain" else "think"
+    parser = "none" if kind in ("plain", "unmarked") else "think"
     settings = ServeConfig(reasoning_parser=parser)  # type: ignore[arg-type]  # a literal
     return Presets.of({}, {}, ChatTemplate(TEMPLATES[kind], {}), settings, presets=())
 
@@ -63,6 +64,7 @@ ADAPTIVE = {"type": "adaptive"}
         ("switch", OFF, None, {"enable_thinking": False}, None, []),
         ("switch", OFF, "low", {"enable_thinking": False}, None, ["output_config.effort"]),
         ("switch", None, "high", {}, None, ["output_config.effort"]),
+        ("unmarked", ON, None, {"enable_thinking": True}, None, ["thinking.budget_tokens"]),
         ("always", None, None, {}, None, []),
         ("always", ON, None, {}, 2048, []),
         ("always", ADAPTIVE, "max", {}, None, ["output_config.effort"]),

@@ -120,7 +120,9 @@ def _thinking(request: Conversation, chat: ChatRequest, presets: Presets) -> lis
     if asked is None:
         pass
     elif switches.thinking is not None:
-        chat.thinking = ThinkingOptions("disabled" if disabled else "enabled", budget)
+        chat.thinking = ThinkingOptions("disabled" if disabled else "enabled", budget if reasons else None)
+        if budget is not None and not reasons:
+            unread.append(Unread("thinking.budget_tokens", "reasoning of this model has no marks by which to end it"))
     elif disabled and has_effort:
         chat.thinking = ThinkingOptions("disabled")
     elif disabled and reasons:
