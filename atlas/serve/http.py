@@ -21,6 +21,7 @@ MAX_BODY = 32 << 20
 BODY_SECONDS = 60.0
 DONE = b"data: [DONE]\n\n"
 PING_SECONDS = 10.0
+PIECE_BYTES = 256 << 10
 
 T = TypeVar("T")
 
@@ -80,9 +81,25 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
         await _cancel(task, gone)
 
 
+class JsonResponse(Response):
+    """JSON in bytes. A long one is sent in pieces, each when the client has taken the one before: what is sent at once
+    is the system's and nobody's, and the request would be over before it is read."""
+
+    media_type = "application/json"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(self.body) <= PIECE_BYTES:
+            await super().__call__(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for at in range(0, len(self.body), PIECE_BYTES):
+            await send(_body(bytes(self.body[at : at + PIECE_BYTES])))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 def json_response(value: Any, headers: Mapping[str, str] | None = None, status: int = 200) -> Response:
     """A struct as a JSON response."""
-    return Response(_encoder.encode(value), status, headers, media_type="application/json")
+    return JsonResponse(_encoder.encode(value), status, headers)
 
 
 def event(value: Any) -> bytes:

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
-from asgi import scope_of
+from asgi import nothing_more, scope_of
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
-from atlas.serve.http import EventStream, unless_gone
+from atlas.serve.http import PIECE_BYTES, EventStream, JsonResponse, unless_gone
 
 SLOW_END = 0.03
 
@@ -144,6 +144,27 @@ def test_a_fault_of_the_work_is_told(gone: bool, recwarn: pytest.WarningsRecorde
 
     asyncio.run(main())
     assert not list(recwarn)
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES])
+def test_a_long_answer_goes_as_its_client_reads(size: int) -> None:
+    """So that the request is under way until then, and what it holds is counted."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def main() -> None:
+        await JsonResponse(bytes(range(256)) * (size // 256 + 1))(scope_of("GET", "/", []), nothing_more(), send)
+
+    asyncio.run(main())
+    start, *pieces = sent
+    body = b"".join(piece["body"] for piece in pieces)
+    assert body == bytes(range(256)) * (size // 256 + 1)
+    assert dict(start["headers"]) == {b"content-length": b"%d" % len(body), b"content-type": b"application/json"}
+    assert max(len(piece["body"]) for piece in pieces) <= PIECE_BYTES
+    assert [piece.get("more_body", False) for piece in pieces] == [True] * (len(pieces) - 1) + [False]
+    assert len(pieces) == 1 or not pieces[-1]["body"]
 
 
 @pytest.mark.parametrize("reads", [True, False])

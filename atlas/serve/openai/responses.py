@@ -15,7 +15,7 @@ from atlas.serve.access.auth import ANONYMOUS, CLIENT
 from atlas.serve.access.limits import Account, account_of
 from atlas.serve.chat_generation import Prepared, prepare
 from atlas.serve.errors import ApiError, invalid, unsupported
-from atlas.serve.http import MAX_BODY, EventStream, json_response, unless_gone
+from atlas.serve.http import MAX_BODY, EventStream, JsonResponse, json_response, unless_gone
 from atlas.serve.openai.response_events import StreamEvent, obfuscated
 from atlas.serve.openai.response_store import Record
 from atlas.serve.openai.responses_background import EventLog, Run
@@ -271,7 +271,7 @@ def _client(http: Request) -> str:
 
 
 def _json(body: bytes, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(body, 200, headers, media_type="application/json")
+    return JsonResponse(body, 200, headers)
 
 
 async def _history(service: Service, client: str, response_id: str | None) -> list[Record]:
