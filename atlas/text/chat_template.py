@@ -183,8 +183,11 @@ def load_template(
     if file is not None:
         try:
             return ChatTemplate(Path(file).read_text(encoding="utf-8"), special_tokens), ""
-        except (OSError, UnicodeDecodeError, CheckpointError) as error:
-            raise ConfigError(option, f"{file}: {error}", "a file with a Jinja2 template") from None
+        except CheckpointError as error:
+            raise ConfigError(option, f"{file}: {error}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            raise ConfigError(option, f"{file}: {why}", "a file with a Jinja2 template") from None
     if own is None:
         return None, "this model has no chat template"
     try:

