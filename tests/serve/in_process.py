@@ -14,6 +14,7 @@ import openai
 from tokenizers import Tokenizer as Library
 from tokenizers import models
 
+from atlas.api_keys import digest
 from atlas.config import ServeConfig
 from atlas.engine.messages import Ready, SamplingParams, SequenceOutput, TokenLogprobs
 from atlas.serve.app import create_app
@@ -123,14 +124,14 @@ class _Stream:
 class Server:
     """`settings` are those of ServeConfig, such as tool_parser="hermes"."""
 
-    def __init__(self, model: Path, **settings: Any) -> None:
+    def __init__(self, model: Path, *, keys: Sequence[str] = (), **settings: Any) -> None:
         config = ServeConfig(model=str(model), **settings)
         self.frontend = Frontend.load(model, config)
         self.engine = Engine()
         self.service = Service(config)
         ready = Ready("scripted", "none", "a test", 100_000, self.frontend.tokenizer.vocab_size, [])
         self.service.serving = Serving(self.engine, self.frontend, ready, "fp_test")  # type: ignore[arg-type]
-        app = create_app(self.service, [], ["127.0.0.1"])
+        app = create_app(self.service, [digest(key.encode()) for key in keys], ["127.0.0.1"])
         transport = httpx.ASGITransport(app, raise_app_exceptions=True)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
         self.openai = openai.AsyncOpenAI(

@@ -6,12 +6,15 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atlas.serve import offload
+from atlas.serve.grammar_worker import Verdict
 from atlas.serve.offload import Offload
+from tests.serve.in_process import Server, make_model
 
 
 class Works:
@@ -125,6 +128,56 @@ def test_what_is_cancelled_is_never_begun() -> None:
                 await works.tasks[name]
 
     run(main, 1)
+
+
+@pytest.mark.parametrize("place", ["frontend", "grammars"])
+def test_who_floods_a_server_does_not_hold_up_another(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole requests, told apart by their keys: a small one is begun while all large ones of another still wait."""
+    server = Server(make_model(tmp_path / "model"), keys=["many", "one"])
+    server.say_text(5, "hi")
+    go, begun = threading.Event(), list[str]()
+
+    def blocked(text: str) -> None:
+        begun.append(text)
+        assert go.wait(10)
+
+    grammars, template = server.frontend.grammars, server.frontend.require_template()
+    if place == "frontend":
+        render = template.render
+        monkeypatch.setattr(
+            template, "render", lambda turns, **more: (blocked(turns[0]["content"][:4]), render(turns, **more))[1]
+        )
+    else:
+        monkeypatch.setattr(grammars, "_judge", lambda grammar: (blocked(grammar.text[:4]), Verdict())[1])
+
+    async def ask(key: str, number: int = 0) -> int:
+        text = key + str(number)
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "yo"}], "seed": 5, "guided_regex": text}
+        if place == "frontend":
+            body = {"messages": [{"role": "user", "content": text + 10_000 * "x"}], "seed": 5}
+        headers = {"authorization": f"Bearer {key}"}
+        return (await server.http.post("/v1/chat/completions", json=body, headers=headers)).status_code
+
+    async def until(count: int) -> None:
+        for _ in range(500):
+            await asyncio.sleep(0.01)
+            if len(begun) >= count:
+                break
+        await asyncio.sleep(0.05)  # in which no more begin
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(ask("many", number)) for number in range(12)]
+        await until(2)
+        assert begun == ["many"] * 2
+        tasks.append(asyncio.create_task(ask("one")))
+        await until(3)
+        assert begun == ["many"] * 2 + ["one0"]
+        go.set()
+        assert {await task for task in tasks} == {200} and len(begun) == 13
+
+    asyncio.run(main())
 
 
 def test_faults_reach_who_asked() -> None:
