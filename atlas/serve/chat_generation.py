@@ -107,7 +107,8 @@ async def prepare(
         params = msgspec.structs.replace(sampling.params, thinking=thinking, grammar=wanted.grammar if wanted else None)
         sampling = msgspec.structs.replace(sampling, params=params)
         field = called(wanted.where, fields or {}) if wanted else ""
-        jobs, notes = make_jobs([prompt.ids], sampling, ready.max_context, grammar_field=field)
+        made = partial(make_jobs, [prompt.ids], sampling, ready.max_context, grammar_field=field)
+        jobs, notes = await frontend.run(made, body_size)
         if plan.format is not None or plan.markers is not None:
             parser = partial(AnswerParser, plan.format, plan.schemas, plan.markers, inside=inside)
             shown = shown_words(plan.format, plan.markers)

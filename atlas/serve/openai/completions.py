@@ -113,7 +113,8 @@ async def _ask(http: Request, service: Service, serving: Serving) -> tuple[Asked
         params = msgspec.structs.replace(sampling.params, grammar=await serving.frontend.grammars.check(wanted))
         sampling = msgspec.structs.replace(sampling, params=params)
     echoes, field = [echo for _, echo in prompts], wanted.where if wanted else ""
-    jobs, notes = make_jobs([ids for ids, _ in prompts], sampling, ready.max_context, echoes, field)
+    made = partial(make_jobs, [ids for ids, _ in prompts], sampling, ready.max_context, echoes, field)
+    jobs, notes = await serving.frontend.run(made, size)
     told = request.logprobs is not None and request.logprobs is not False
     form = CompletionFormat(tokenizer, told=told, prompt_logprobs=request.prompt_logprobs)
     pick = partial(best, n=n, of=sampling.n) if sampling.n > n else zip_all
