@@ -111,6 +111,19 @@ _METAVARS = {
 }
 
 
+_ELSEWHERE = {
+    **dict.fromkeys(("--max-model-len", "--context-length", "--ctx-size", "-c"), "--max-context"),
+    **dict.fromkeys(("--max-num-seqs", "--max-running-requests", "--parallel", "-np"), "--max-seqs"),
+    **dict.fromkeys(("--max-num-batched-tokens", "--chunked-prefill-size", "--batch-size", "-b"), "--max-rows"),
+    **dict.fromkeys(("--gpu-memory-utilization", "--mem-fraction-static"), "--kv-memory"),
+    **dict.fromkeys(("--model", "--model-path", "-m"), "MODEL without a flag"),
+    **dict.fromkeys(("--dtype", "--quantization"), "--quant"),
+    **dict.fromkeys(("--alias", "-a"), "--served-model-name"),
+    "--tool-call-parser": "--tool-parser",
+}
+"""What vLLM, SGLang and llama.cpp call settings, where their names are too far from ours to be guessed."""
+
+
 def describe(origins: Sequence[Origin]) -> str:
     """One line per setting: name, value, origin."""
     rows = [(o.name, _shown(o.value), o.origin) for o in origins]
@@ -185,7 +198,8 @@ class _Parser(Parser):
         if rest:
             flags = [option for action in self._actions for option in action.option_strings]
             flag = rest[0].split("=")[0]  # what follows may be a secret
-            raise ConfigError(flag, "unknown argument", fix=_nearest(flag, flags))
+            meant = _ELSEWHERE.get(flag) or "".join(_near(flag, flags))
+            raise ConfigError(flag, "unknown argument", fix=f"did you mean {meant}?" if meant else "see --help")
         return known
 
 
@@ -305,5 +319,9 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
+    close = _near(word, known)
     return f"did you mean {close[0]}?" if close else "accepted: " + ", ".join(known)
+
+
+def _near(word: str, known: Sequence[str]) -> list[str]:
+    return difflib.get_close_matches(word, known, n=1, cutoff=0.7)

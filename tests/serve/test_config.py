@@ -81,6 +81,9 @@ def test_every_field_has_a_flag_and_help(capsys: pytest.CaptureFixture[str]) -> 
     ("argv", "words"),
     [
         (["--prot", "1"], ["--prot", "did you mean --port?"]),
+        (["--max-model-len", "1"], ["--max-model-len", "did you mean --max-context?"]),
+        (["-m", "x"], ["-m", "did you mean MODEL without a flag?"]),
+        (["--tensor-parallel-size=2"], ["--tensor-parallel-size: unknown argument; see --help"]),
         (["--port", "x"], ["--port", "'x'", "int"]),
         (["--port", "70000"], ["--port", "70000", "65535"]),
         (["--backend", "gpu"], ["--backend", "gpu", "auto, cpu, cuda, reference"]),
