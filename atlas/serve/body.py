@@ -103,7 +103,7 @@ def _check_values(body: bytes) -> None:
             if strings <= MAX_VALUES:  # else it is not needed, and would be slow
                 part = b"".join(part.split(b'"')[::2]) + b'""' * strings
             if (most := _most(part)) is not None:
-                message = f"request body: more than {most[0]} {most[1]}; accepted: at most so many"
+                message = f"request body: more than {most[0]} {most[1]}; accepted: at most {most[0]} in one request"
                 raise ApiError(413, "request_too_large", message)
 
 
