@@ -268,6 +268,44 @@ def test_heads_of_requests_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> 
         thread.join(5)
 
 
+def test_requests_before_the_first_is_answered() -> None:
+    """A few are answered in their order; of thousands, none more than had been read is begun."""
+    answered = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.3 if scope["path"] == "/slow" else 0)
+        answered.append(scope["path"])
+        await Response("ok" + scope["path"])(scope, receive, send)
+
+    port = free_port()
+    config = uvicorn.Config(app, port=port, http=connections.http_protocol(), lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    eventually(lambda: server.started)
+    try:
+        for more, fits in ((connections.MAX_PIPELINED, True), (connections.MAX_PIPELINED + 1, False), (3000, False)):
+            answered.clear()
+            heads = [
+                b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in [b"slow", *[b"%d" % i for i in range(more)]]
+            ]
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+                connection.sendall(b"".join(heads))
+                if fits:
+                    _until(connection, b"ok/%d" % (more - 1))
+                    assert answered == ["/slow", *[f"/{i}" for i in range(more)]]
+                else:
+                    assert connection.recv(4096) == b""
+                    assert answered == []
+            if not fits:
+                with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+                    connection.sendall(heads[1])  # others are served
+                    _until(connection, b"ok/0")
+    finally:
+        server.should_exit = True
+        thread.join(5)
+
+
 @pytest.mark.parametrize("path", ["/openapi.json", "/docs"])
 def test_who_reads_the_documents_holds_up_no_stream(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They take long to make, once."""

@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import resource
 import socket
+from collections.abc import Sized
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ HEAD_BYTES = 64 << 10
 """What a request may have besides its body. A head that arrives in one piece may be longer: it is there already."""
 HEAD_SECONDS = 30.0
 """How long the head of a request may take to arrive. uvicorn has a limit for the time between two requests only."""
+MAX_PIPELINED = 16
+"""Requests that a client may send while one of its own is answered. A piece of what it sends may have thousands, which
+would all be read at once: with eight such clients others waited half a second."""
 UNSENT_BYTES = 128 << 10
 """What the system holds of a stream whose client is behind. The rest waits here as tokens, which share an event when
 the client reads again; without a limit the system's own buffers grow to megabytes."""
@@ -114,7 +118,15 @@ class _AnyLength(int):
 class _HeadLimit(_HeadTimeout):
     """In front of the protocol by httptools, which keeps a head, or what follows a body, of any length."""
 
+    pipeline: Sized
     _besides = 0
+
+    def send_400_response(self, message: str) -> None:
+        """An error would stand inside of an answer that is under way: then the connection ends, and says nothing."""
+        if self.cycle is None or self.cycle.response_complete:
+            super().send_400_response(message)
+        else:
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         self._besides += len(data)
@@ -123,10 +135,12 @@ class _HeadLimit(_HeadTimeout):
             if self.cycle is None or self.cycle.response_complete:
                 self._refuse(ApiError(431, "head_too_large", f"request head: more than {HEAD_BYTES} bytes"))
             else:
-                self.transport.close()  # an answer is under way: an error would stand inside of it
+                self.transport.close()
 
     def on_headers_complete(self) -> None:
         self._besides = 0
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("too many requests at once")  # which ends the reading, and so the connection
         super().on_headers_complete()  # type: ignore[misc]
         if self.scope["http_version"] == "1.0":
             # It knows no chunks, which uvicorn would send: a stream ends with the connection.
