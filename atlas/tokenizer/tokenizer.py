@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import tokenizers
 
 from atlas.errors import CheckpointError, RequestError
@@ -166,35 +167,50 @@ class Tokenizer:
         return ids
 
     def warm_up(self) -> None:
-        """Make all that is made at its first use: copies of a large vocabulary take a second, in which a server does
-        nothing else."""
+        """Make all that is made at its first use, for which a request, and with it all of a server, would wait."""
         for name, value in vars(Tokenizer).items():
             if isinstance(value, cached_property):
                 getattr(self, name)
 
     @cached_property
-    def _plain(self) -> tokenizers.Tokenizer:
-        return self._load_plain(self._document)
+    def _parts(self) -> dict[str, Any]:
+        """The document without its vocabulary."""
+        parts = msgspec.json.decode(
+            self._document, type=dict[str, msgspec.Raw]
+        )  # of megabytes: nothing is made of most
+        empty = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}
+        return empty | {name: msgspec.json.decode(part) for name, part in parts.items() if name not in empty}
 
-    def _load_plain(self, document: str) -> tokenizers.Tokenizer:
+    def _sibling(self, *never: str, shown: frozenset[int] = frozenset()) -> tokenizers.Tokenizer:
+        """Another tokenizer of the same vocabulary, which is not copied: that of a large one takes a second and 200 MB.
+
+        never: schemes by which no space is prepended.  shown: special tokens that are none.
+        """
+        sibling = self._load(json.dumps(_never_prepend(self._parts, never)))
+        sibling.model = self._tokenizer.model
+        added = sorted(self._tokenizer.get_added_tokens_decoder().items())
+        sibling.add_tokens([_as_text(token) if index in shown else token for index, token in added])
+        return sibling
+
+    def _plain_sibling(self, *never: str) -> tokenizers.Tokenizer:
         # An object of its own: the switch is state, and other threads may be encoding.
-        tokenizer = self._load(document)
+        tokenizer = self._sibling(*never)
         tokenizer.encode_special_tokens = True
         return tokenizer
 
     @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        return self._plain_sibling()
+
+    @cached_property
     def _plain_continued(self) -> tokenizers.Tokenizer:
         """For text after a special token: some tokenizers prepend a space, but only at the very start."""
-        if '"first"' not in self._document:
-            return self._plain
-        return self._load_plain(json.dumps(_never_prepend(json.loads(self._document), ("first",))))
+        return self._plain_sibling("first")
 
     @cached_property
     def _plain_bare(self) -> tokenizers.Tokenizer:
         """For the rest of a text that was cut: no space is prepended at all."""
-        if '"prepend_scheme"' not in self._document:
-            return self._plain
-        return self._load_plain(json.dumps(_never_prepend(json.loads(self._document), ("first", "always"))))
+        return self._plain_sibling("first", "always")
 
     @cached_property
     def _special_pattern(self) -> re.Pattern[str]:
@@ -219,9 +235,7 @@ class Tokenizer:
     def stream(self, shown: frozenset[str] = frozenset()) -> Detokenizer | ByteDetokenizer:
         """A detokenizer for one sequence that is being generated.
 
-        shown: words of formats of reasoning and tool calls; special tokens that they consist of are not skipped. Of
-            tokenizers whose tokens are not plainly bytes, the first use of such words makes a copy, which may take a
-            second.
+        shown: words of formats of reasoning and tool calls; special tokens that they consist of are not skipped.
         """
         if not self._is_only_byte_level:
             return Detokenizer(self.show(shown))
@@ -240,10 +254,7 @@ class Tokenizer:
         if not (ids := self._special_in(words)):
             return self._tokenizer
         if (made := self._showing.get(ids)) is None:
-            document = json.loads(self._document)
-            for token in document["added_tokens"]:
-                token["special"] = token["special"] and token["id"] not in ids
-            made = self._showing[ids] = self._load(json.dumps(document))
+            made = self._showing[ids] = self._sibling(shown=ids)
         return made
 
     def id_to_token(self, index: int) -> str | None:
@@ -270,11 +281,11 @@ class Tokenizer:
 
     @cached_property
     def _is_only_byte_level(self) -> bool:
-        return (json.loads(self._document).get("decoder") or {}).get("type") == "ByteLevel"
+        return (self._parts.get("decoder") or {}).get("type") == "ByteLevel"
 
     @cached_property
     def _is_byte_level(self) -> bool:
-        return '"ByteLevel"' in json.dumps(json.loads(self._document).get("decoder"))
+        return '"ByteLevel"' in json.dumps(self._parts.get("decoder"))
 
 
 class _Guards:
@@ -335,6 +346,17 @@ def _template_of(files: TokenizerFiles) -> str | None:
     # keeps spaces that would be dropped before a tag.
     tools, plain = (re.sub(r"(\r\n|\r|\n)\Z", "", text) for text in (with_tools, template))
     return f"{{% if tools %}}\n{tools}{{{{ '' }}}}{{% else %}}\n{plain}{{{{ '' }}}}{{% endif %}}"
+
+
+def _as_text(token: tokenizers.AddedToken) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=False,
+    )
 
 
 def _never_prepend(document: Any, schemes: Sequence[str]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from atlas.errors import CheckpointError, RequestError
 from atlas.text.chat_template import ChatTemplate
 from atlas.tokenizer import GUARD, Tokenizer
+from atlas.tokenizer import tokenizer as tokenizer_module
 from atlas.weights import TokenizerFiles, open_checkpoint
 
 
@@ -274,3 +276,47 @@ def test_special_and_unknown_ids_decode_to_nothing() -> None:
     assert BYTES.token_bytes(BYTES.vocab_size) == b""
     assert BYTES.token_bytes(im_end) == b"<|im_end|>"
     assert FIRST.token_bytes(4) == b" a"
+
+
+@functools.cache
+def pair(kind: str, never: tuple[str, ...], shown: frozenset[str]) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
+    """A sibling, and a tokenizer that is read from a document of its own."""
+    known = KINDS[kind]
+    ids = frozenset(known.special_tokens[word] for word in shown)
+    document = tokenizer_module._never_prepend(json.loads(known._document), never)
+    for token in document["added_tokens"]:
+        token["special"] = token["special"] and token["id"] not in ids
+    return known._sibling(*never, shown=ids), tokenizers.Tokenizer.from_str(json.dumps(document))
+
+
+@given(
+    special_texts,
+    st.sampled_from(sorted(KINDS)),
+    st.sampled_from([(), ("first",), ("first", "always")]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_sibling_is_what_a_copy_would_be(
+    text: str, kind: str, never: tuple[str, ...], shows: bool, plain: bool
+) -> None:
+    sibling, copy = pair(kind, never, frozenset(MARKS[kind][:1]) if shows else frozenset())
+    states = [
+        {index: token.__getstate__() for index, token in one.get_added_tokens_decoder().items()}
+        for one in (sibling, copy)
+    ]
+    assert states[0] == states[1] and sibling.get_vocab() == copy.get_vocab()
+    for one in (sibling, copy):
+        one.encode_special_tokens = plain
+    ids = sibling.encode(text).ids
+    assert ids == copy.encode(text).ids
+    for skip in (False, True):
+        assert sibling.decode(ids, skip_special_tokens=skip) == copy.decode(ids, skip_special_tokens=skip)
+
+
+def test_a_sibling_shares_the_vocabulary(smollm2_path: Path) -> None:
+    """A copy of it would take as much memory again."""
+    with open_checkpoint(smollm2_path) as checkpoint:
+        known = Tokenizer.from_checkpoint(checkpoint)
+    sibling = known._sibling()
+    known._tokenizer.model.dropout = 1.0  # what is one is seen through the other
+    assert sibling.model.dropout == 1.0
