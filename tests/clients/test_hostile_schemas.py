@@ -198,7 +198,9 @@ def test_it_costs_little_and_nobody_waits(server: RunningServer, name: str) -> N
     finally:
         watch.stopped.set()
         watch.join()
-    assert answer.status_code in (200, 400), answer.text[:300]
+    assert answer.status_code in (200, 400, 413), answer.text[:300]
+    if answer.status_code == 413:
+        assert answer.json()["error"]["code"] == "request_too_large"
     if answer.status_code == 400:
         error = answer.json()["error"]
         assert error["param"] and error["code"] and len(error["message"]) < 1000
