@@ -99,7 +99,7 @@ class Queue:
     def enter(self, owner: str, sequences: int) -> None:
         """Raises ApiError 429 where too many wait. An empty queue takes any one request."""
         own = self._owners[owner]
-        share = self.limit // (len(self._owners.keys() - {owner}) + 1)
+        share = self.limit // (len(self._owners) + (owner not in self._owners))
         if self.waiting and self.waiting + sequences > self.limit and own + sequences > share:
             message = f"{self.waiting} sequences wait for the engine, {own} of them this client's"
             raise too_many("queue_full", f"{message}; accepted: at most {self.limit} (--max-queue)", 1)

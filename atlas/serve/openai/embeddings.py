@@ -76,7 +76,7 @@ class EmbeddingList(msgspec.Struct, frozen=True):
 
 
 _AT_ONCE = 64
-"""Texts that are given to the engine before others have their turn: 2,048 are a tenth of a second."""
+"""Texts that are given to the engine, or read from it, before others have their turn: 2,048 are a tenth of a second."""
 
 
 class _Asked(msgspec.Struct, frozen=True):
@@ -152,6 +152,8 @@ async def _embed(engine: EngineClient, asked: _Asked, account: Account) -> list[
                         seen.received(0, output.timing)
                         seen.finish_reason = "length"
             account.leave_queue()
+            if not len(vectors) % _AT_ONCE:  # what has come already is read without waiting
+                await asyncio.sleep(0)
     return vectors
 
 
