@@ -46,7 +46,8 @@ class Tree(msgspec.Struct):
     ("value", "expected"),
     [
         ({}, []),
-        ({"a": None}, ["a"]),
+        ({"a": None, "children": [{"b": None}]}, []),
+        ({"a": 0, "b": "", "c": False}, ["a", "b", "c"]),
         ({"children": [{}, {"y": 1}, {"children": [{"z": 0}]}]}, ["children[1].y", "children[2].children[0].z"]),
         ({"children": [{"y": 1}, {"y": 1}]}, ["children[0].y"]),
         ({"colours": [{"type": "red", "inner": {"x": 1, "X": 1}}]}, ["colours[0].inner.X"]),
@@ -185,6 +186,7 @@ def test_a_request_is_not_slowed_down() -> None:
         ),
         ({"type": "json_schema", "json_schema": {"name": "a", "description": "b", "schema": {}, "strict": True}}, []),
         ({"type": "grammar", "grammar": "x"}, []),
+        ({"type": "json_schema", "schema": None, "json_schema": {"schema": {}, "extra": None}}, []),
         # What is no format gets an error later, which says more.
         ({"type": "strange", "x": 1}, []),
         ({"type": ["text"], "x": 1}, []),

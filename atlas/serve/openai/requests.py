@@ -294,11 +294,13 @@ def _unread_of_format(given: Any) -> list[Unread]:
     kind = given.get("type") if isinstance(given, dict) else None
     if not isinstance(kind, str) or kind not in _FORMAT_FIELDS:
         return []
-    known = frozenset(("type", *_FORMAT_FIELDS[kind]))
-    unread = [Unread(f"response_format.{name}", siblings=known) for name in given if name not in known]
+    unread = _unread_in(given, "response_format", ("type", *_FORMAT_FIELDS[kind]))
     if kind == "json_schema" and isinstance(inside := given.get("json_schema"), dict):
-        known = frozenset(("name", "description", "schema", "strict"))
-        unread += [
-            Unread(f"response_format.json_schema.{name}", siblings=known) for name in inside if name not in known
-        ]
+        unread += _unread_in(inside, "response_format.json_schema", ("name", "description", "schema", "strict"))
     return unread
+
+
+def _unread_in(given: dict[str, Any], where: str, names: tuple[str, ...]) -> list[Unread]:
+    known = frozenset(names)
+    there = (name for name, value in given.items() if value is not None)
+    return [Unread(f"{where}.{name}", siblings=known) for name in there if name not in known]

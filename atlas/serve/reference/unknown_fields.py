@@ -129,7 +129,7 @@ class _Search:
                     self._report(where, (path, name), given, fields.names)
 
     def _report(self, where: str, path: Path, given: Any, siblings: frozenset[str]) -> None:
-        if given or where not in self._ignore_empty:
+        if given is not None and (given or where not in self._ignore_empty):  # null is the same as leaving it out
             self.found[where] = Unread(_text(path), siblings=siblings)
 
 
