@@ -122,11 +122,12 @@ class _HeadLimit(_HeadTimeout):
     _besides = 0
 
     def send_400_response(self, message: str) -> None:
-        """An error would stand inside of an answer that is under way: then the connection ends, and says nothing."""
-        if self.cycle is None or self.cycle.response_complete:
-            super().send_400_response(message)
-        else:
+        """An error would stand inside of an answer that has begun: then the connection ends, and says nothing."""
+        begun = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        if begun or self.pipeline:
             self.transport.close()
+        else:
+            super().send_400_response(message)
 
     def data_received(self, data: bytes) -> None:
         self._besides += len(data)
