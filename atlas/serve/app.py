@@ -43,7 +43,8 @@ def create_app(service: Service, keys: Iterable[bytes], bound: Sequence[str]) ->
     routes = _Routes(service)
     # From the inside out. Whoever is turned away by an outer layer costs the inner ones nothing.
     config = service.config
-    limited = _Counting(Limits(Deadline(routes, config.request_timeout), config), service)
+    limits = Limits(Deadline(routes, config.request_timeout), config, draining=lambda: service.draining)
+    limited = _Counting(limits, service)
     guarded = Guard(Auth(limited, keys), bound, config.allowed_host, config.cors_origin)
     return tracking.Tracking(guarded, service.metrics, service.finished, routes.path_of)
 

@@ -122,6 +122,20 @@ def test_requests_per_minute() -> None:
     asyncio.run(main())
 
 
+def test_while_the_server_ends_nobody_is_told_to_come_back() -> None:
+    async def main() -> None:
+        ends: list[bool] = []
+        config = ServeConfig(requests_per_minute=1)
+        layer = Limits(Inner(), config, Clock(), draining=lambda: bool(ends))
+        assert (await ask(layer)).status == 200
+        refused(await ask(layer), "rate_limit_exceeded")
+        ends.append(True)
+        answer = await ask(layer)
+        assert (answer.status, answer.error()["code"]) == (503, "server_shutting_down")
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("header", ["x-forwarded-for", "x-real-ip", "forwarded", "x-api-key", "authorization"])
 def test_no_header_makes_a_new_client(header: str) -> None:
     """Without keys all share one allowance; only the authentication says who is who."""

@@ -21,7 +21,7 @@ from atlas.engine.client import EngineStream
 from atlas.serve import offload
 from atlas.serve.access.auth import ANONYMOUS, CLIENT
 from atlas.serve.access.preparation import Place, Preparation
-from atlas.serve.errors import ApiError, error_event, speaks_anthropic, speaks_responses, too_many
+from atlas.serve.errors import ApiError, error_event, speaks_anthropic, speaks_responses, too_many, unavailable
 
 ACCOUNT = "atlas.account"
 """Where the scope keeps a request's Account."""
@@ -222,8 +222,15 @@ def account_of(scope: Scope) -> Account:
 class Limits:
     """Answers 429 to a POST above its key's limits, before its body is read. All who need no key share one."""
 
-    def __init__(self, app: ASGIApp, config: ServeConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        self._app, self._config, self._clock = app, config, clock
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: ServeConfig,
+        clock: Callable[[], float] = time.monotonic,
+        draining: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """draining: whether the server is about to end: then it answers 503 instead."""
+        self._app, self._config, self._clock, self._draining = app, config, clock, draining
         self._clients: dict[str, Client] = {}  # as many as there are keys
         self._queue = Queue(config.max_queue)
         self._preparation = Preparation()
@@ -251,7 +258,8 @@ class Limits:
                 place.leave()
                 raise
         except ApiError as error:
-            await error.response(scope)(scope, receive, send)
+            ending = unavailable("server_shutting_down", "the server is shutting down")
+            await (ending if self._draining() else error).response(scope)(scope, receive, send)
             return
 
         async def with_headers(message: Message) -> None:
