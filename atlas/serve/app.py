@@ -19,6 +19,7 @@ from atlas.serve.access.guard import Guard
 from atlas.serve.access.limits import Deadline, Limits
 from atlas.serve.errors import ApiError, speaks_anthropic
 from atlas.serve.reference.endpoint import Endpoint
+from atlas.serve.reference.unknown_fields import NO_PARAMETER, Unread
 from atlas.serve.routes import ENDPOINTS
 from atlas.serve.service import Service
 from atlas.serve.telemetry import tracking
@@ -118,8 +119,14 @@ class _Handler:
 
     async def _answer(self, request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
+        endpoint = self._endpoints[method]
         try:
-            return await self._endpoints[method].handler(request, self._service)
+            told = self._service.report_ignored(_unread_query(request, endpoint))
+            response = await endpoint.handler(request, self._service)
+            for name, value in told.items():
+                others = response.headers.get(name)
+                response.headers[name] = f"{others}, {value}" if others else value
+            return response
         except ApiError as error:
             return error.response(request.scope)
         except ClientDisconnect:
@@ -127,6 +134,14 @@ class _Handler:
         except Exception:
             logger.exception("%s %s failed", method, self._path)
             return ApiError(500, "internal_error", "the server failed on this request").response(request.scope)
+
+
+def _unread_query(request: Request, endpoint: Endpoint) -> list[Unread]:
+    """Parameters in the URL of an endpoint whose requests stand in their bodies."""
+    if endpoint.body is None or not request.scope["query_string"]:
+        return []
+    # Anthropic's client says so of its own beta endpoints, which are the same here.
+    return [Unread(f"?{name}", NO_PARAMETER) for name in request.query_params if name != "beta"]
 
 
 class _Counting:

@@ -92,3 +92,20 @@ def test_both_of_openais_take_hints_that_ask_for_nothing(
 ) -> None:
     answer = ask(serve(tmp_path, PLAIN), path, {**body, **extra})
     assert answer.status_code == 200 and IGNORED not in answer.headers, answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5, "stream": True}),
+        ("/tokenize", {"prompt": "a"}),
+    ],
+)
+def test_what_stands_in_the_url_of_a_body(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    server = serve(tmp_path / "a", PLAIN)
+    assert IGNORED not in ask(server, f"{path}?beta=true", body).headers
+    assert ask(server, f"{path}?seed=1&beta=true", body).headers[IGNORED] == "?seed"
+    assert ask(server, f"{path}?seed=1", {**body, "mood": 1}).headers[IGNORED] == "mood, ?seed"
+    answer = ask(serve(tmp_path / "b", PLAIN, strict_fields=True), f"{path}?seed=1", body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "?seed"

@@ -16,6 +16,7 @@ MAX_REPORTED = 32
 NO_FIELD = "no field of this request"
 NO_SWITCH = "this model's template has no switch for it"
 NOT_SHOWN = "this model's template does not show it"
+NO_PARAMETER = "this endpoint takes what it is asked for in the body"
 """Why nothing reads a field."""
 
 _INDEX = re.compile(r"\[\d+\]")
