@@ -20,6 +20,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pack", help="folder written by `python -m tests.contract.pack`, for the cuda backend")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "exhaustive" in str(config.getoption("markexpr")):
+        return
+    for item in items:
+        if item.get_closest_marker("exhaustive"):
+            item.add_marker(pytest.mark.skip(reason="seconds to minutes: run `pytest -m exhaustive`"))
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The real model, SmolLM2-135M-Instruct as GGUF; fetched into the user's cache when it is not there."""

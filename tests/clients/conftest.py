@@ -12,15 +12,6 @@ from atlas.tokenizer import Tokenizer
 from atlas.weights import open_checkpoint
 from tests.serve.real_server import RealServer
 
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "exhaustive" in str(config.getoption("markexpr")):
-        return
-    for item in items:
-        if item.get_closest_marker("exhaustive"):
-            item.add_marker(pytest.mark.skip(reason="minutes: run `pytest -m exhaustive`"))
-
-
 TEMPLATE = Path(__file__).parents[2] / "docs" / "chat-templates" / "chatml_tools.jinja"
 """SmolLM2's own knows neither tools nor thinking. This one does, and is the same where neither is asked for."""
 

@@ -140,9 +140,7 @@ def test_it_takes_little_or_ends(name: str) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", SLOW)
-def test_so_do_these(request: pytest.FixtureRequest, name: str) -> None:
-    if "exhaustive" not in str(request.config.getoption("markexpr")):
-        pytest.skip("seconds each: run `pytest -m exhaustive`")
+def test_so_do_these(name: str) -> None:
     takes_little_or_ends(name)
 
 

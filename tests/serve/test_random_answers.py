@@ -74,9 +74,7 @@ def test_streamed_and_whole(tmp_path: Path, tool_format: str) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("tool_format", sorted(TOOL_FORMATS))
-def test_many_more(request: pytest.FixtureRequest, tmp_path: Path, tool_format: str) -> None:
-    if "exhaustive" not in str(request.config.getoption("markexpr")):
-        pytest.skip("minutes: run `pytest -m exhaustive`")
+def test_many_more(tmp_path: Path, tool_format: str) -> None:
     _try(tmp_path, tool_format, 2000)
 
 

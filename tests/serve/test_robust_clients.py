@@ -11,6 +11,8 @@ import statistics
 import struct
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import pytest
 import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from atlas.config import ServeConfig
 from atlas.serve import routes
@@ -165,6 +168,22 @@ def _until(connection: socket.socket, end: bytes) -> None:
     assert got.startswith(b"HTTP/1.1 200")
 
 
+@contextmanager
+def _serving(app: ASGIApp) -> Iterator[int]:
+    """The port of an application behind our protocol, in a thread."""
+    port = free_port()
+    config = uvicorn.Config(app, port=port, http=connections.http_protocol(), lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        eventually(lambda: server.started)
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join(5)
+
+
 def _files(needed: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < needed:
@@ -246,14 +265,8 @@ def test_heads_of_requests_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> 
             await asyncio.sleep(1.0)
         await Response("ok")(scope, receive, send)
 
-    port = free_port()
-    config = uvicorn.Config(app, port=port, http=connections.http_protocol(), lifespan="off", log_config=None)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    eventually(lambda: server.started)
     whole, slow = (b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in (b"", b"slow"))
-    try:
+    with _serving(app) as port:
         for first, then in ((b"", b""), (b"", whole[:20]), (whole, whole[:20]), (slow, whole[:20])):
             with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
                 if first:
@@ -263,9 +276,6 @@ def test_heads_of_requests_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> 
                 began = time.monotonic()
                 assert connection.recv(4096) == b""
                 assert 0.3 < time.monotonic() - began < 3
-    finally:
-        server.should_exit = True
-        thread.join(5)
 
 
 def test_requests_before_the_first_is_answered() -> None:
@@ -277,13 +287,7 @@ def test_requests_before_the_first_is_answered() -> None:
         answered.append(scope["path"])
         await Response("ok" + scope["path"])(scope, receive, send)
 
-    port = free_port()
-    config = uvicorn.Config(app, port=port, http=connections.http_protocol(), lifespan="off", log_config=None)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    eventually(lambda: server.started)
-    try:
+    with _serving(app) as port:
         for more, fits in ((connections.MAX_PIPELINED, True), (connections.MAX_PIPELINED + 1, False), (3000, False)):
             answered.clear()
             heads = [
@@ -301,9 +305,6 @@ def test_requests_before_the_first_is_answered() -> None:
                 with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
                     connection.sendall(heads[1])  # others are served
                     _until(connection, b"ok/0")
-    finally:
-        server.should_exit = True
-        thread.join(5)
 
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/docs"])
